@@ -54,13 +54,15 @@ class Batches:
     def check_batches(self, where: str) -> None:
         """ConfigError unless they go by pairs, each size once."""
         sizes, counts = self.batch_sizes, self.batches_timed
-        require(bool(sizes), f"{where}.batch_sizes is empty; name at least one, e.g. {where}.batch_sizes=[1]")
         require(len(set(sizes)) == len(sizes), f"{where}.batch_sizes={sizes} repeats one; each has cells of its own")
         require(
             len(sizes) == len(counts),
             f"{where}.batch_sizes={sizes} and {where}.batches_timed={counts} go by pairs; give as many of each",
         )
-        require(min([*sizes, *counts]) >= 1, f"{where}.batch_sizes={sizes}, batches_timed={counts}; use at least 1")
+        require(
+            min([*sizes, *counts], default=1) >= 1,
+            f"{where}.batch_sizes={sizes}, batches_timed={counts}; use at least 1",
+        )
 
 
 class ComparisonConfig(Batches):
@@ -104,7 +106,7 @@ class DecodersConfig(ComparisonConfig):
     def __post_init__(self) -> None:
         self.check_batches("decoders")
         require(bool(self.texts), "decoders.texts is empty; name code, prose or both")
-        require_some(self, "decoders.", arms="'+decoders.arms.chain4={}'")
+        require_some(self, "decoders.", batch_sizes="[1]", arms="'+decoders.arms.chain4={}'")
         unknown = sorted(set(self.fixed) - set(self.arms))
         require(not unknown, f"decoders.fixed names {unknown}, and decoders.arms has {sorted(self.arms)}")
         require_at_least(1, self, "decoders.", "screening_batches", "screening_prompts")
@@ -158,7 +160,8 @@ class FamiliesConfig(Batches):
     """Name -> what it changes in `decode`; tau and losslessness are measured with each at equal tokens, with the first
     elsewhere."""
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8])
-    """Prompts decoded at once in the timed run; each is a cell at each temperature."""
+    """Prompts decoded at once in the timed run; each is a cell at each temperature. [] times nothing (with
+    batches_timed=[]), for arms that differ in tau alone, as those of one family do."""
     batches_timed: list[int] = field(default_factory=lambda: [8, 3])
     """Batches of prompts timed in a cell, by batch size."""
     screening_batches: int = 2

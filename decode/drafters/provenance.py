@@ -45,6 +45,7 @@ class TrainedTarget(Content):
     path: Text
     fingerprint: Text
     vocab_size: Size | None = None
+    token_map_hash: Sha256 | None = None
     chat_template_hash: Sha256 | None = None
     weights: Text | None = None
     """Fingerprint of the weights in memory (`decode.models.fingerprint`); older drafts have none."""

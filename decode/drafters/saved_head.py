@@ -197,9 +197,14 @@ def _check_draft_tokens(folder: str | Path, config: HeadConfig) -> None:
         )
 
 
+def is_of(trained: TrainedTarget, target: ModelDescription) -> bool:
+    """Whether the files of the two hold the same weights."""
+    return trained.fingerprint == target.fingerprint or same_values(trained.weights, target.stored_fingerprint)
+
+
 def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescription) -> None:
     """The same weights may lie in other files: a copy of a hub's folder, other shards, what was a GGUF file."""
-    if trained.fingerprint != target.fingerprint and not same_values(trained.weights, target.stored_fingerprint):
+    if not is_of(trained, target):
         raise InputError(
             f"the head {folder} was trained on the hidden states of {trained.path} with fingerprint "
             f"{trained.fingerprint}, {trained.weights}, and {target.path} has {target.fingerprint}, "

@@ -308,6 +308,21 @@ def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
     assert readme.read_text() == "no marks in here"
 
 
+@pytest.mark.slow
+def test_without_batches_to_time_tau_alone_is_told(folder, tmp_path, trainer):
+    changes = {"batch_sizes": [], "batches_timed": [], "seeds": [0], "seconds": None, "shapes": {"chain": {}}}
+    stage.run(config(folder, tmp_path, families=changes))
+    place = tmp_path / "families/report"
+    results = json.loads((place / "results.json").read_text())
+    assert (results["cells"], results["rows"], len(results["quality"])) == ([], [], 2)
+    assert results["target"]["dtype"] == "float32"
+    text = (place / "summary.md").read_text()
+    assert "Equal tokens (200)" in text
+    assert "## Speed" not in text
+    publish([place / "results.json"], tmp_path / "docs/atlas", tmp_path / "none.md")
+    assert (tmp_path / "docs/atlas.md").read_text() == render_summary(results, is_published=True)
+
+
 def entry(counts: list[list[int]], outcomes: list[list[int]], mismatches: int = 0) -> Measurement:
     about: dict = {"shape": "chain", "temperature": 1.0, "num_draft_tokens": 2, "near_ties": 0, "tokens_checked": 10}
     return Measurement(**about, counts=counts, outcomes=outcomes, mismatches=mismatches)

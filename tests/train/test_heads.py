@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from decode import generate, load_drafter
 from decode.common.errors import ConfigError, UserError
@@ -376,12 +376,29 @@ def test_a_head_needs_a_target() -> None:
         tiny_config(Path("out"), None, data={"name": "python_stdlib"}, draft={"family": "eagle3", "width": None})
 
 
-def test_a_head_of_other_weights_is_not_continued(tmp_path: Path, target: Path, corpus: Path) -> None:
-    text: dict[str, Any] = {"data": data_settings(corpus), "steps": 2}
+def test_a_head_follows_a_target_that_moved(tmp_path: Path, target: Path, corpus: Path, caplog: Any) -> None:
+    """It goes on from its own weights, is the new target's then, and no longer the old one's."""
+    text: dict[str, Any] = {"data": data_settings(corpus), "head": {"vocab": 100}}
     run(head_config(tmp_path / "first", target, **text))
     other = save_target(tmp_path / "other", seed=1)
-    with pytest.raises(UserError, match="fingerprint"):
-        run(head_config(tmp_path / "second", other, **text, draft={"init_from": str(tmp_path / "first")}))
+    run(head_config(tmp_path / "second", other, **text, draft={"init_from": str(tmp_path / "first")}, lr=1e-9))
+    first, second = (load_file(tmp_path / name / "model/model.safetensors") for name in ("first", "second"))
+    assert all(torch.allclose(weight.float(), second[name].float(), atol=1e-6) for name, weight in first.items())
+    assert f"was trained on {target}; it goes on with {other}" in caplog.text
+    load_drafter(tmp_path / "second", target=LlamaForCausalLM.from_pretrained(other))
+    with pytest.raises(UserError, match="trained on the hidden states of"):
+        load_drafter(tmp_path / "second", target=LlamaForCausalLM.from_pretrained(target))
+    with pytest.raises(UserError, match="hidden_size"):
+        wide = save_tiny_target(tmp_path / "wide", hidden_size=64)
+        run(head_config(tmp_path / "third", wide, **text, draft={"init_from": str(tmp_path / "first")}))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    one, two = sorted(words, key=words.get)[-2:]
+    words[one], words[two] = words[two], words[one]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="drafts tokens of another tokenizer"):
+        run(head_config(tmp_path / "third", other, **text, draft={"init_from": str(tmp_path / "first")}))
+    assert not (tmp_path / "third").exists()
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
+from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.saved_draft import config_in, family_of, head_in
-from decode.drafters.saved_head import HEADS, expected
+from decode.drafters.provenance import read_provenance
+from decode.drafters.saved_head import HEADS, expected, is_of
 from decode.formats.form import published_form
 from decode.forward.window import Window
 from decode.models.head_targets import check_taps
@@ -32,6 +34,8 @@ from train.drafts.confidence import calibrated
 from train.drafts.draft_config import DraftConfig, HeadSettings
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
+
+log = get_logger("train")
 
 
 class TrainableHead(TrainableDraft):
@@ -125,7 +129,7 @@ class HeadBlueprint(Blueprint):
         """Between the target's `ends`, which it refers to and does not own."""
         assert ends is not None, "a head is built between its target's ends"
         if self.source is not None:
-            saved = head_in(self.source, ends, self.target).float()
+            saved = head_in(self.source, ends, self.target, check=_is_published(self.source)).float()
             saved.config = self.config  # where a setting of which no weight is made took the place of its own
             return TrainableHead(saved)
         config = self.config.between(ends, self.target.path)
@@ -219,6 +223,26 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     }
 
 
+def _is_published(folder: Path) -> bool:
+    return read_provenance(folder) is None
+
+
+def _follow(folder: Path, target: ModelDescription) -> None:
+    """Say so where a head of ours goes on with other weights than it was trained on: a target is trained further, and
+    its head after it. InputError where its tokens are others."""
+    provenance = read_provenance(folder)
+    before = None if provenance is None else provenance.target
+    if before is None or is_of(before, target):
+        return
+    theirs, ours = before.token_map_hash, target.token_map_hash
+    if theirs and ours and theirs != ours:
+        raise InputError(
+            f"draft.init_from={folder} drafts tokens of another tokenizer: token map {theirs[:12]} there, {ours[:12]} of "
+            f"target.path={target.path}. Train a head without draft.init_from, or give the target that tokenizer"
+        )
+    log.info("the head %s was trained on %s; it goes on with %s", folder, before.path, target.path)
+
+
 def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     draft = cfg.draft
     assert draft.init_from is not None
@@ -233,7 +257,8 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
         family == draft.family,
         f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
     )
-    config = config_in(folder, target)
+    config = config_in(folder, target, check=_is_published(folder))
+    _follow(folder, target)
     if published_form(folder) and (config.is_recursive or config.family == "peagle"):
         config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))

@@ -55,7 +55,8 @@ class DraftersConfig(ComparisonConfig):
         self.check_batches("drafters")
         require(bool(self.texts), f"drafters.texts is empty; name some of {', '.join(get_args(Text))}")
         require(len(set(self.texts)) == len(self.texts), f"drafters.texts={self.texts} repeats one; name each once")
-        require_some(self, "drafters.", draft_lengths="[4]", arms="'+drafters.arms.ngram={draft: ngram}'")
+        some = {"batch_sizes": "[1]", "draft_lengths": "[4]", "arms": "'+drafters.arms.ngram={draft: ngram}'"}
+        require_some(self, "drafters.", **some)
         require_at_least(1, self, "drafters.", "screening_prompts")
 
     def texts_with(self, file_kinds: Sequence[str]) -> list[str]:

@@ -117,8 +117,9 @@ def _check(cfg: EvalConfig) -> None:
 def _prompts(cfg: EvalConfig, target: ModelDescription) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts that are reported, of held-out text or of prompts.file, and others to choose draft lengths on."""
     families, tokenizer = cfg.families, chat_tokenizer(cfg)
-    timed = max(rows * number for rows, number in families.num_timed.items())
-    checked, screened = max(cfg.lossless.prompts, timed), max(families.batch_sizes) * families.screening_batches
+    timed = [rows * number for rows, number in families.num_timed.items()]
+    checked = max([cfg.lossless.prompts, *timed])
+    screened = max(families.batch_sizes, default=0) * families.screening_batches
     reason = "lossless.prompts, or the largest batch times its count in families.batches_timed"
     reason_screened = "families.screening_batches of the largest of families.batch_sizes"
     if cfg.prompts.file is not None:
@@ -225,9 +226,14 @@ def plan_lines(
         + (f" and at {families.seconds:g} s each" if families.seconds is not None else "")
         + (f"; {families.feature_arm} from {', '.join(families.feature_codes[1:])} too" if _codes(every) else ""),
         f"measured: tau of {', '.join(families.shapes)} at T {_listed(cfg.temperatures)} on {cfg.lossless.prompts} "
-        f"prompts; speed in {count(len(cells(cfg)), 'cell')} ({', '.join(cell.name for cell in cells(cfg))})",
+        f"prompts; {_speeds_line(cfg)}",
         f"time: {guess(seconds)}",
     ]
+
+
+def _speeds_line(cfg: EvalConfig) -> str:
+    names = [cell.name for cell in cells(cfg)]
+    return f"speed in {count(len(names), 'cell')} ({', '.join(names)})" if names else "no speeds"
 
 
 def _arm_line(cfg: EvalConfig, arm: str, facts: ArmFacts) -> str:

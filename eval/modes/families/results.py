@@ -169,7 +169,7 @@ def make_results(cfg: EvalConfig, run: MeasuredFamilies) -> Families:
     trained = {group: entries for group, entries in groups.items() if group.budget != "given"}
     found = Families(
         **heading(cfg, run.seconds),
-        target=target_entry(run.target, run.cells[0]["dtype"]),
+        target=target_entry(run.target, run.cells[0]["dtype"] if run.cells else run.target.dtype_name),
         arms={arm: _arm(cfg, run, arm) for arm in run.facts},
         engine=families.engine,
         budgets=Budgets(tokens=families.tokens, seconds=families.seconds, seeds=families.seeds),
@@ -247,12 +247,16 @@ def _seeded(entries: Sequence[KeptDraft], seeds: Sequence[int]) -> list[KeptDraf
 
 
 def _prompts(cfg: EvalConfig, run: MeasuredFamilies) -> dict[str, Any]:
-    return {
+    checked = {
         "source": cfg.prompts.file or f"held-out split of {cfg.data.name}",
-        "screening_source": cfg.prompts.file or f"validation split of {cfg.data.name}",
         "checked": cfg.lossless.prompts,
         "checked_tokens": cfg.lossless.tokens,
         "checked_dtype": cfg.lossless.dtype,
+    }
+    if not run.cells:
+        return checked
+    return checked | {
+        "screening_source": cfg.prompts.file or f"validation split of {cfg.data.name}",
         "mean_tokens": sum(cell["mean_tokens"] for cell in run.cells) / len(run.cells),
         "max_new_tokens": cfg.decode.max_new_tokens,
         "screening_tokens": cfg.timing.screening_tokens,
