@@ -34,6 +34,7 @@ NEEDED = {
     "experiment/smollm2_drafters": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_report": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_atlas": ["prompts.file=some/questions.jsonl"],
+    "experiment/smollm2_moved": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_families": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_served": ["prompts.file=some/questions.jsonl"],
     "prompts/spec_bench": ["prompts.file=some/questions.jsonl"],

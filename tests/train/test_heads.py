@@ -388,8 +388,8 @@ def test_a_head_follows_a_target_that_moved(tmp_path: Path, target: Path, corpus
     load_drafter(tmp_path / "second", target=LlamaForCausalLM.from_pretrained(other))
     with pytest.raises(UserError, match="trained on the hidden states of"):
         load_drafter(tmp_path / "second", target=LlamaForCausalLM.from_pretrained(target))
+    wide = save_tiny_target(tmp_path / "wide", hidden_size=64)
     with pytest.raises(UserError, match="hidden_size"):
-        wide = save_tiny_target(tmp_path / "wide", hidden_size=64)
         run(head_config(tmp_path / "third", wide, **text, draft={"init_from": str(tmp_path / "first")}))
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     words = tokenizer["model"]["vocab"]

@@ -18,8 +18,8 @@ from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
-from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.provenance import read_provenance
+from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, expected, is_of
 from decode.formats.form import published_form
 from decode.forward.window import Window
@@ -237,8 +237,8 @@ def _follow(folder: Path, target: ModelDescription) -> None:
     theirs, ours = before.token_map_hash, target.token_map_hash
     if theirs and ours and theirs != ours:
         raise InputError(
-            f"draft.init_from={folder} drafts tokens of another tokenizer: token map {theirs[:12]} there, {ours[:12]} of "
-            f"target.path={target.path}. Train a head without draft.init_from, or give the target that tokenizer"
+            f"draft.init_from={folder} drafts tokens of another tokenizer: token map {theirs[:12]} there, {ours[:12]} "
+            f"of target.path={target.path}. Train a head without draft.init_from, or give the target that tokenizer"
         )
     log.info("the head %s was trained on %s; it goes on with %s", folder, before.path, target.path)
 
