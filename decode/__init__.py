@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from decode.api import generate
     from decode.conversation import Conversation
     from decode.custom_generate import speculative
+    from decode.drafters.adapters import load_adapters
     from decode.drafters.saved_draft import load_drafter
     from decode.rehearsal import warm_up
 
-__all__ = ["Conversation", "__version__", "generate", "load_drafter", "speculative", "warm_up"]
+__all__ = ["Conversation", "__version__", "generate", "load_adapters", "load_drafter", "speculative", "warm_up"]
 
 _HOME = {
     "Conversation": "decode.conversation",
     "generate": "decode.api",
     "speculative": "decode.custom_generate",
+    "load_adapters": "decode.drafters.adapters",
     "load_drafter": "decode.drafters.saved_draft",
     "warm_up": "decode.rehearsal",
 }

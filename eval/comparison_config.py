@@ -133,7 +133,8 @@ class FamiliesConfig(Batches):
     """`mode=families`: which drafts are trained, on what budgets, and how they are measured."""
 
     arms: dict[str, list[str]] = field(default_factory=lambda: {"lm": ["draft=lm"]})
-    """Name -> overrides of `python -m train`, e.g. [draft=lm, draft.layers=1, lr=3e-3]."""
+    """Name -> overrides of `python -m train`, e.g. [draft=lm, draft.layers=1, lr=3e-3]; with records=FOLDER an arm is
+    trained on texts, or from kept distributions, of its own."""
     training: list[str] = field(default_factory=list)
     """Overrides of `python -m train` that all arms share."""
     records: str = "runs/toy/records"
@@ -184,7 +185,7 @@ class FamiliesConfig(Batches):
         for name, overrides in {**self.arms, "": self.training}.items():
             where = f"families.arms.{name}" if name else "families.training"
             keys = [one.lstrip("+~").split("=", 1)[0].split(".")[0] for one in overrides]
-            taken = sorted(set(keys) & set(SET_BY_MODE))
+            taken = sorted(set(keys) & set(SET_BY_MODE) - ({"records"} if name else set()))
             require(
                 not taken,
                 f"{where} sets {', '.join(taken)}, which the comparison sets so that arms differ in nothing else. "

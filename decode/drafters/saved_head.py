@@ -102,11 +102,15 @@ def read_head(folder: str | Path, target: ModelDescription, check: bool = True) 
 
 def expected(config: HeadConfig) -> Shapes:
     """Names and shapes of a head's tensors; nothing is allocated."""
+    return {name: tuple(tensor.shape) for name, tensor in empty_head(config).state_dict().items()}
+
+
+def empty_head(config: HeadConfig) -> HeadDraft:
+    """Between no ends, on the device `meta`: nothing is allocated."""
     size = config.draft_vocab_size
     with torch.device("meta"):
         vocab = None if size is None else torch.zeros(size, dtype=torch.long)
-        head = HEADS[config.family][1](config, cast(Ends, None), vocab)
-    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+        return HEADS[config.family][1](config, cast(Ends, None), vocab)
 
 
 def shapes_of(folder: str | Path) -> Shapes:

@@ -207,6 +207,15 @@ def test_trainings_differ_in_what_they_compare_alone(folder, tmp_path, trainer, 
     assert not (tmp_path / "families/lm-tokens-1/checkpoints").exists()
 
 
+def test_an_arm_may_have_texts_of_its_own(folder, tmp_path, trainer, monkeypatch):
+    monkeypatch.setattr(mode, "_race", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    write_records(tmp_path / "other", folder / "target", folder / "corpus")
+    arms = {"lm": LM, "other": [*LM, f"records={tmp_path / 'other'}"]}
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(config(folder, tmp_path, families={"arms": arms, "seeds": [0], "seconds": None}))
+    assert [cfg.records for cfg in trainer.asked] == [str(folder / "records"), str(tmp_path / "other")]
+
+
 def test_a_finished_training_of_another_configuration_is_not_taken_for_this_one(folder, tmp_path, trainer, monkeypatch):
     monkeypatch.setattr(mode, "_judge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -466,6 +475,11 @@ def test_bad_values_are_refused(changes, message):
         ({"families": {"arms": {"lm": ["draft=none"]}}}, ConfigError, "families.arms.lm: "),
         ({"families": {"shapes": {"t": {"depth": 3}}}}, ConfigError, r"shapes.t has unknown keys \['depth'\]"),
         ({"families": {"records": "runs/none"}}, InputError, r"records=runs/none does not exist.*toy.sh"),
+        (
+            {"families": {"arms": {"lm": [*LM, "records=runs/none"]}}},
+            InputError,
+            r"families.arms.lm: records=runs/none does not exist",
+        ),
         (
             {"families": {"feature_arm": "lm", "feature_codes": ["bf16", "pca"]}},
             ConfigError,

@@ -345,7 +345,7 @@ def test_a_saved_head_that_is_another_one(refuse, tmp_path: Path, target: Path, 
     ("draft", "message"),
     [
         ({"width": 32}, "as wide as that"),
-        ({"lora": {"rank": 4}}, "trained whole"),
+        ({"lora": {"rank": 4}}, "would stay random"),
         ({"head": {"prefix_attention": True}}, "is for draft=hydra"),
         ({"head": {"init_own": True}}, "is for draft=mtp"),
         ({"head": {"markov_rank": 4}}, "is for draft=dspark"),

@@ -21,7 +21,7 @@ WINDOWED = ("lm", "eagle3")
 
 @dataclass
 class AdapterConfig:
-    """Low-rank adapters (peft LoRA) instead of training every weight."""
+    """Low-rank adapters (peft LoRA) in a saved draft, trained instead of its weights."""
 
     rank: int = 0
     """Rank of the adapters; 0 trains the whole draft."""
@@ -177,7 +177,7 @@ class DraftConfig:
     sinks: int = SINKS
     """The first positions, which it sees besides its `window`."""
     lora: AdapterConfig = field(default_factory=AdapterConfig)
-    """Low-rank adapters of lm; off by default."""
+    """Low-rank adapters of `init_from`; off by default."""
     pruning: PruningConfig = field(default_factory=PruningConfig)
     """Parts of lm's `init_from` that are left out before training; nothing by default."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -188,6 +188,11 @@ class DraftConfig:
     def __post_init__(self) -> None:
         self.init_from = None if self.init_from is None else model_folder(self.init_from)
         require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")
+        require(
+            self.lora.rank == 0 or self.init_from is not None,
+            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
+            "random. Set draft.init_from, or draft.lora.rank=0",
+        )
         self._check_window()
         self._check_pruning()
         if self.is_head:
@@ -240,11 +245,6 @@ class DraftConfig:
             require(width % (2 * heads) == 0, f"width={width} does not divide into {heads} even heads")
         if heads and kv:
             require(heads % kv == 0, f"heads={heads} is not a multiple of kv_heads={kv}")
-        require(
-            self.lora.rank == 0 or self.init_from is not None,
-            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
-            "random. Set draft.init_from, or draft.lora.rank=0",
-        )
 
     def _check_pruning(self) -> None:
         if not self.pruning.is_asked:
@@ -271,7 +271,6 @@ class DraftConfig:
             f"width={self.width}, but draft.family={self.family} reads and makes hidden states of its target, and is "
             "as wide as that. Leave draft.width out",
         )
-        require(self.lora.rank == 0, f"lora.rank={self.lora.rank} is for family lm; {self.family} is trained whole")
         require(
             self.parallel.tokens == 0,
             f"parallel.tokens={self.parallel.tokens} is for family lm, and draft.family={self.family}; of heads "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.provenance import read_provenance
 from decode.drafters.saved_draft import config_in, family_of, head_in
-from decode.drafters.saved_head import HEADS, expected, is_of
+from decode.drafters.saved_head import HEADS, empty_head, expected, is_of
 from decode.formats.form import published_form
 from decode.forward.window import Window
 from decode.models.head_targets import check_taps
@@ -28,12 +28,16 @@ from decode.models.hidden_states import FINAL
 from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from train.config import TrainConfig
+from train.drafts.adapters import merged, num_trained, require_peft, with_adapters
 from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated
-from train.drafts.draft_config import DraftConfig, HeadSettings
+from train.drafts.draft_config import AdapterConfig, DraftConfig, HeadSettings
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 log = get_logger("train")
 
@@ -41,9 +45,10 @@ log = get_logger("train")
 class TrainableHead(TrainableDraft):
     """A head of any family."""
 
-    def __init__(self, head: HeadDraft) -> None:
+    def __init__(self, head: HeadDraft, adapters: PeftModel | None = None, base: Path | None = None) -> None:
+        """`adapters` are those in it, where it is trained through them, and `base` is the folder that it came from."""
         super().__init__(head)
-        self.head = head
+        self.head, self.adapters, self.base = head, adapters, base
 
     def token_tables(self) -> list[nn.Parameter]:
         """With what adds to the target's logits, and output heads of its own, over its vocabulary or a reduced one; by
@@ -64,7 +69,10 @@ class TrainableHead(TrainableDraft):
         self.head.recomputes = True
 
     def export(self, folder: Path, export: Export) -> None:
-        export_head(self.head, folder, export)
+        head = self.head
+        if self.adapters is not None:
+            head = merged(self.adapters, folder.parent / "adapter", str(self.base))
+        export_head(head, folder, export)
 
 
 @dataclass(frozen=True)
@@ -79,11 +87,18 @@ class HeadBlueprint(Blueprint):
     """Weights of the target's own layer, to start from."""
     vocab: Tensor | None = None
     """(V_draft,) ascending target ids of a new head's reduced draft vocabulary, from `with_vocab`."""
+    lora: AdapterConfig = field(default_factory=AdapterConfig)
+    """Adapters that a saved head is trained through."""
 
     @property
     def num_parameters(self) -> int:
         """The target's ends are not among them."""
         return sum(prod(shape) for name, shape in expected(self.config).items() if name != "vocab")
+
+    @property
+    def num_trained(self) -> int:
+        """With adapters, theirs."""
+        return num_trained(empty_head(self.config), self.lora) if self.lora.rank else self.num_parameters
 
     @property
     def weights_per_token(self) -> int:
@@ -131,7 +146,8 @@ class HeadBlueprint(Blueprint):
         if self.source is not None:
             saved = head_in(self.source, ends, self.target, check=_is_published(self.source)).float()
             saved.config = self.config  # where a setting of which no weight is made took the place of its own
-            return TrainableHead(saved)
+            adapters = with_adapters(saved, self.lora) if self.lora.rank else None
+            return TrainableHead(saved, adapters, self.source)
         config = self.config.between(ends, self.target.path)
         head = HEADS[config.family][1](config, ends, self.vocab)
         if self.own is not None:
@@ -261,7 +277,7 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     _follow(folder, target)
     if published_form(folder) and (config.is_recursive or config.family == "peagle"):
         config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
-    asked, default = _asked(draft), _asked(DraftConfig(family=draft.family))
+    asked, default = _asked(draft), _asked(DraftConfig(family=draft.family, init_from=draft.init_from))
     saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
     for name in (asked.keys() & saved.keys()) - {"anchors"}:  # of which no weight is made
         own = "null" if saved[name] is None else saved[name]
@@ -271,7 +287,8 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
             f"draft.{_where(name)}={own}, or train a new head without draft.init_from",
         )
     changed = {"anchors": _anchors(cfg)} | _window(cfg, config.max_positions)
-    return HeadBlueprint(replace(config, **_known(type(config), changed)), target, folder)
+    require_peft(draft.lora)
+    return HeadBlueprint(replace(config, **_known(type(config), changed)), target, folder, lora=draft.lora)
 
 
 def _window(cfg: TrainConfig, context: int) -> dict[str, Any]:

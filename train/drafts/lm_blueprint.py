@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from decode.common.extras import extra, require_installed
 from decode.common.typed_config import require
 from decode.config import ModelConfig
 from decode.drafters.base import Batch
@@ -27,9 +26,10 @@ from decode.models.same_tokens import check_same_tokens, tokens_padded_otherwise
 from decode.models.structure import layers_of
 from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
+from train.drafts.adapters import merged, num_trained, require_peft, with_adapters
 from train.drafts.attention_window import asked_window
 from train.drafts.blueprint import Blueprint, TrainableDraft
-from train.drafts.draft_config import AdapterConfig, DraftConfig
+from train.drafts.draft_config import DraftConfig
 from train.drafts.pruning.kept_parts import without_parts
 from train.drafts.pruning.lasting_zeros import fix_zeros, has_zeros, put_zeros, zero_share
 from train.drafts.pruning.pruned_shape import pruned_config
@@ -39,13 +39,16 @@ from train.export.draft_folder import Export, export_lm
 if TYPE_CHECKING:
     from peft import PeftModel
 
+TASK = "CAUSAL_LM"
+"""As peft calls what a language model does."""
+
 
 class TrainableLM(TrainableDraft):
     """A draft model, and the adapters inside it where it is trained through those."""
 
     def __init__(self, module: LMDraft, adapters: PeftModel | None = None) -> None:
         super().__init__(module)
-        self.model, self.adapters = module.model, adapters
+        self.model, self.adapters, self.base = module.model, adapters, module.source
 
     def token_tables(self) -> list[nn.Parameter]:
         head = self.model.get_output_embeddings()
@@ -72,8 +75,7 @@ class TrainableLM(TrainableDraft):
         model: Any = self.model
         fix_zeros(model)
         if self.adapters is not None:
-            self.adapters.save_pretrained(str(folder.parent / "adapter"))
-            model = self.adapters.merge_and_unload()  # type: ignore[operator]
+            model = merged(self.adapters, folder.parent / "adapter", self.base)
         export_lm(model, folder, export)
 
 
@@ -102,7 +104,7 @@ class LMBlueprint(Blueprint):
         """Of a draft with adapters, theirs."""
         if self.draft.lora.rank == 0:
             return self.num_parameters
-        return with_adapters(empty_model(self.config), self.draft.lora).get_nb_trainable_parameters()[0]
+        return num_trained(empty_model(self.config), self.draft.lora, TASK)
 
     @property
     def weights_per_token(self) -> int:
@@ -145,7 +147,7 @@ class LMBlueprint(Blueprint):
             set_window(module.model.config, self.attends)
         model = module.model
         if lora.rank:
-            return TrainableLM(self._drafting(model), with_adapters(model, lora))
+            return TrainableLM(self._drafting(model), with_adapters(model, lora, TASK))
         if pruning.is_structured:
             model = without_parts(model, self.config)
         if pruning.sparsity is not None:
@@ -163,28 +165,13 @@ class LMBlueprint(Blueprint):
         return draft
 
 
-def with_adapters(model: PreTrainedModel, lora: AdapterConfig) -> PeftModel:
-    """`model` with new adapters in it, which alone are trained."""
-    from peft import LoraConfig, get_peft_model
-
-    settings = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        target_modules=list(lora.targets),
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, settings)  # type: ignore[return-value]
-
-
 def lm_blueprint(
     cfg: TrainConfig, target: ModelDescription | None, tokenizer: PreTrainedTokenizerBase | None
 ) -> LMBlueprint:
     """A Llama of the configured size over the target's (or the tokenizer's) tokens, or the model of `init_from`, which
     must have the target's tokens and gets as many rows."""
     draft = cfg.draft
-    if draft.lora.rank:
-        remedy = f"Install it, {extra('train')}, or train all weights with draft.lora.rank=0"
-        require_installed("peft", f"draft.lora.rank={draft.lora.rank}", remedy)
+    require_peft(draft.lora)
     if draft.init_from is not None:
         source = ModelConfig(path=draft.init_from, revision=draft.revision)
         pretrained = describe_model(source, role="draft.init_from")

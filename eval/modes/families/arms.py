@@ -47,7 +47,8 @@ def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
         steps = settings.get("steps", container["steps"])
         # validated, and so exported, at the end alone: a comparison at equal budgets keeps the last weights
         once = {name: steps for name in ("validate_every", "checkpoint_every")}
-        decided = {"target": asdict(cfg.target), "records": cfg.families.records, "resume": "auto", **once, **settings}
+        decided = {"target": asdict(cfg.target), "resume": "auto", **once, **settings}
+        decided["records"] = container["records"] or settings.get("records", cfg.families.records)
         return build(TrainConfig, {**container, **decided})
     except ConfigError as error:
         raise ConfigError(f"families.arms.{arm}: {error}") from error
@@ -58,6 +59,12 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     container = compose("train", TrainConfig, ["output_dir=unset", *overrides])
     assert container is not None, "options of Hydra's own are no overrides"
     return container
+
+
+def own_records(cfg: EvalConfig) -> dict[str, str]:
+    """Arm -> its records, where its overrides name some."""
+    found = {arm: train_config(cfg, arm).records for arm in cfg.families.arms}
+    return {arm: str(folder) for arm, folder in found.items() if folder != cfg.families.records}
 
 
 def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
@@ -94,22 +101,30 @@ REMEDY = "write it first: bash scripts/toy.sh"
 
 def check_present(cfg: EvalConfig) -> None:
     """Raise InputError where the target or the records are not there, before anything else looks for them."""
-    target, records = str(cfg.target.path), Path(cfg.families.records)
+    target = str(cfg.target.path)
     if target.startswith(TOY) and not Path(target).is_dir():
         raise InputError(f"target.path={target} does not exist, and mode=families drafts for it; {REMEDY}")
-    if not is_finished(records):
-        state = "is not finished" if records.is_dir() else "does not exist"
-        raise InputError(f"families.records={records} {state}, and every arm is trained on its texts; {REMEDY}")
+    for who, folder in _every_records(cfg).items():
+        if not is_finished(Path(folder)):
+            state = "is not finished" if Path(folder).is_dir() else "does not exist"
+            raise InputError(f"{who}={folder} {state}, and arms are trained on its texts; {REMEDY}")
+
+
+def _every_records(cfg: EvalConfig) -> dict[str, str]:
+    """Setting -> folder of records."""
+    own = {f"families.arms.{arm}: records": folder for arm, folder in own_records(cfg).items()}
+    return {"families.records": cfg.families.records, **own}
 
 
 def check_records(cfg: EvalConfig, target: ModelDescription) -> RecordFolder:
-    """The records, checked against target and held-out share."""
-    records = RecordFolder.open(cfg.families.records, target)
-    data, who = records.manifest.config.data, f"families.records={cfg.families.records}"
-    if cfg.prompts.file is None:
-        check_same_shares(cfg.data, data, who)
-    check_same_chats(cfg, data, records.manifest.target.chat_template_hash, target, who)
-    return records
+    """The records that arms share; these and arms' own are checked against target and held-out share."""
+    for setting, folder in _every_records(cfg).items():
+        records, who = RecordFolder.open(folder, target), f"{setting}={folder}"
+        data = records.manifest.config.data
+        if cfg.prompts.file is None:
+            check_same_shares(cfg.data, data, who)
+        check_same_chats(cfg, data, records.manifest.target.chat_template_hash, target, who)
+    return RecordFolder.open(cfg.families.records, target)
 
 
 def layers_wanted(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> dict[str, list[int]]:
@@ -118,7 +133,8 @@ def layers_wanted(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> dict[str, l
     Empty where no arm reads hidden states, or those that do take them from the target itself (`target_source`).
     """
     first, *others = cfg.families.feature_codes
-    recorded = (one for arm, one in facts.items() if train_config(cfg, arm).target_source == "records")
+    shared = facts.keys() - own_records(cfg).keys()
+    recorded = (facts[arm] for arm in shared if train_config(cfg, arm).target_source == "records")
     everything = sorted({tap for one in recorded for tap in one.taps})
     if not everything:
         return {}

@@ -13,7 +13,7 @@ from decode.acceptance import acceptance_by_position
 from decode.models.load import ModelDescription
 from eval.arms.base import PLAIN_ARMS
 from eval.config import EvalConfig
-from eval.modes.families.arms import ArmFacts, feature_bytes
+from eval.modes.families.arms import ArmFacts, feature_bytes, own_records
 from eval.modes.families.engines import Refusals
 from eval.modes.families.measuring import KeptDraft, Measurement
 from eval.modes.families.recommend import recommend
@@ -177,7 +177,7 @@ def make_results(cfg: EvalConfig, run: MeasuredFamilies) -> Families:
         shapes={name: dict(changes) for name, changes in families.shapes.items()},
         prompts=_prompts(cfg, run),
         definitions={**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},
-        trainings=[training_row(one, each, run.facts[one.arm], _bytes(run, one)) for one, each in trained.items()],
+        trainings=[training_row(one, each, run.facts[one.arm], _bytes(cfg, run, one)) for one, each in trained.items()],
         quality=_quality(cfg, groups),
         codes=_codes(cfg, groups, run),
         rows=[row for cell in run.cells for row in cell["rows"]],
@@ -193,10 +193,10 @@ def _arm(cfg: EvalConfig, run: MeasuredFamilies, arm: str) -> TrainedArm:
     return TrainedArm(**given, **asdict(run.facts[arm]), refusals=dict(run.refusals[arm]))
 
 
-def _bytes(run: MeasuredFamilies, group: Group) -> float:
+def _bytes(cfg: EvalConfig, run: MeasuredFamilies, group: Group) -> float:
     """Of hidden states on disk, per token."""
-    taps = run.facts[group.arm].taps
-    return feature_bytes(run.records[group.code], len(taps)) if taps else 0.0
+    taps, folder = run.facts[group.arm].taps, own_records(cfg).get(group.arm, run.records[group.code])
+    return feature_bytes(folder, len(taps)) if taps else 0.0
 
 
 def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[ArmQuality]:
@@ -233,7 +233,7 @@ def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: MeasuredFamilies) 
             arm=arm,
             code=group.code,
             temperature=temperature,
-            feature_bytes_per_token=_bytes(run, group),
+            feature_bytes_per_token=_bytes(cfg, run, group),
             **described("tau_ratio", tau_ratio(ours, measured(same[plain], temperature, shape), cfg.seed)),
         )
         for group in same
