@@ -123,7 +123,7 @@ def test_training_knows_no_family() -> None:
 
 
 EXTRAS = {
-    "decode": ["gguf", "grammar", "quantization"],
+    "decode": ["adapters", "gguf", "grammar", "quantization"],
     "distill": ["train"],
     "train": ["train", "deepspeed"],
     "eval": ["train", "eval", "energy"],

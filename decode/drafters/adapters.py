@@ -51,14 +51,14 @@ def load_adapters(drafter: Drafter, folders: Mapping[str, str | Path]) -> PeftMo
     draft as it was. The drafter stays the same object, and drafts with whichever is on; what was captured of its
     passes is captured anew. Raises InputError where a folder holds no adapter, or one of another draft.
     """
-    require_installed("peft", "load_adapters", f"Install it, {extra('train')}")
+    require_installed("peft", "load_adapters", f"Install it: {extra('adapters')}")
     from peft import PeftModel
 
     if not folders:
         raise InputError("load_adapters was given no adapters; give {name: folder}")
     for name, folder in folders.items():
         _check(name, Path(folder), cast(Any, drafter).source)
-    module = getattr(drafter, "model", drafter)  # of a language model the transformers model, as peft knows it
+    module: Any = getattr(drafter, "model", drafter)  # of a language model the transformers model, as peft knows it
     (first, place), *others = folders.items()
     adapters = PeftModel.from_pretrained(module, str(place), adapter_name=first, autocast_adapter_dtype=False)
     for name, folder in others:

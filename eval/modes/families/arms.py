@@ -47,8 +47,8 @@ def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
         steps = settings.get("steps", container["steps"])
         # validated, and so exported, at the end alone: a comparison at equal budgets keeps the last weights
         once = {name: steps for name in ("validate_every", "checkpoint_every")}
-        decided = {"target": asdict(cfg.target), "resume": "auto", **once, **settings}
-        decided["records"] = container["records"] or settings.get("records", cfg.families.records)
+        records = container.get("records") or settings.get("records", cfg.families.records)
+        decided = {"target": asdict(cfg.target), "resume": "auto", **once, **settings, "records": records}
         return build(TrainConfig, {**container, **decided})
     except ConfigError as error:
         raise ConfigError(f"families.arms.{arm}: {error}") from error

@@ -201,8 +201,8 @@ def part_of(cfg: EvalConfig, part: int) -> list[Training]:
 
 def train_all(cfg: EvalConfig, records: Mapping[str, str], every: Sequence[Training]) -> None:
     """Run those that are not finished, one after another; `records` is the folder by code of features."""
-    folders = {one.arm: train_config(cfg, one.arm).records for one in every}
-    per_step = {arm: tokens_per_step(train_config(cfg, arm), RecordFolder.open(one)) for arm, one in folders.items()}
+    configs = {one.arm: train_config(cfg, one.arm) for one in every}
+    per_step = {arm: tokens_per_step(train, RecordFolder.open(str(train.records))) for arm, train in configs.items()}
     began = time.perf_counter()
     with progress(len(every), "trainings", "training") as bar:
         for one in every:
