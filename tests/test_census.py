@@ -4,7 +4,7 @@ from tests.census import census, circles
 
 MOST = {
     "product files": 489,  # LiLiCorr; adapters of a draft, in training and in decoding
-    "product lines": 58463,  # these; the credit of what decoding tries; a target that moves; arms with their own records
+    "product lines": 58463,  # these; credit of what decoding tries; a target that moves; arms with their own records
     "tests files": 295,  # LiLiCorr's; adapters of every family
     "tests lines": 51673,  # that, and what was enumerated
     "settings": 379,  # those of LiLiCorr's YAML
