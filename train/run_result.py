@@ -95,6 +95,7 @@ def _target_weights(cfg: TrainConfig, inputs: Inputs, ends: Ends | None) -> str 
 
 def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any], weights: str | None) -> Export:
     provenance: dict[str, Any] = {"config": asdict(cfg), "data": inputs.data, "measured": measured, "target": None}
+    shape = inputs.blueprint
     source, revision = cfg.tokenizer.path or str(tokenizer_folder(cfg)), None
     if inputs.target is not None:
         source, revision = inputs.target.path, cfg.target.revision
@@ -105,6 +106,6 @@ def _export(cfg: TrainConfig, inputs: Inputs, measured: dict[str, Any], weights:
         tokenizer_revision=revision,
         dtype=getattr(torch, cfg.export_dtype),
         num_draft_tokens=inputs.num_draft_tokens,
-        card=model_card(cfg, measured, inputs.num_draft_tokens, inputs.blueprint.attends, inputs.blueprint.made_from),
+        card=model_card(cfg, measured, inputs.num_draft_tokens, shape.attends, shape.made_from, shape.drafts_few),
         provenance=provenance,
     )

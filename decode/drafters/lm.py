@@ -21,6 +21,7 @@ from decode.forward.runner import whole
 from decode.forward.target import CachedModel, runner_for
 from decode.forward.window import Window, own_window
 from decode.models.compatibility import attention_of, longest_context
+from decode.models.few_rows import FewRows, own_vocab
 from decode.models.load import load_model
 from decode.models.output_head import head_of
 from decode.models.structure import decoder_of
@@ -34,12 +35,16 @@ class LMDraft(nn.Module, Drafter):
 
     family = "lm"
     on_host = False
+    vocab: Tensor | None
+    """(V_draft,) of a reduced vocabulary, ascending, while it is trained; what is loaded has a head of those rows."""
 
     def __init__(self, model: PreTrainedModel, tokens: int | None = None) -> None:
         """It drafts the first `tokens` ids, where rows behind them were cut or added; None is all."""
         super().__init__()
         self.model, self.tokens = model, tokens
         self.head = head_of(model)
+        vocab = None if isinstance(self.head.module, FewRows) else own_vocab(model.config)  # else its head knows
+        self.register_buffer("vocab", vocab, persistent=False)
         self._runner: CachedModel | None = None
         self._last_length = 0  # tokens at which a row is too long for the draft
         self._warned = False
@@ -84,7 +89,18 @@ class LMDraft(nn.Module, Drafter):
         """One step: row t drafts token t + 1 and is judged by p(. | ids[:t+1])."""
         hidden = self.hidden_states(batch).to(batch.ids.device)  # the last layer of a spread model lies elsewhere
         rows = torch.arange(batch.ids.numel(), device=batch.ids.device).view_as(batch.ids)
-        yield Step(hidden, self.head, target_rows=rows, valid=batch.next_token_rows())
+        yield Step(hidden, self.drafting_head(), target_rows=rows, valid=batch.next_token_rows(), vocab=self.vocab)
+
+    def drafting_head(self) -> Callable[[Tensor], Tensor]:
+        """hidden (..., d) -> logits (..., V), or (..., V_draft) of a reduced vocabulary, by rows that are looked up
+        once a batch; where an engine has spread them over processes, by all of them."""
+        if self.vocab is None:
+            return self.head
+        vocab, weight = self.vocab, self.head.weight
+        if type(weight) not in (Tensor, nn.Parameter) or len(weight) != self.model.config.get_text_config().vocab_size:
+            return lambda hidden: self.head(hidden).index_select(-1, vocab)
+        rows = weight[vocab]
+        return lambda hidden: self.head.of_rows(hidden, rows)
 
     def hidden_states(self, batch: Batch) -> Tensor:  # (B, T, d)
         """Final hidden states; documents of a packed row do not see each other."""

@@ -32,6 +32,7 @@ from decode.formats.head import load_published, read_published
 from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import refuse_unsupported
+from decode.models.few_rows import keep_few_rows
 from decode.models.fingerprint import changed_since_read, files_fingerprint
 from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
 from decode.models.output_head import Ends, ends_of
@@ -106,7 +107,7 @@ def load_drafter(
     model = load_model(source, role="draft")
     if tokens is not None:
         with_rows(model, known.vocab_size, tokens)
-    return lm_draft(model, tokens).eval()
+    return lm_draft(keep_few_rows(model), tokens).eval()
 
 
 def _quantised(head: HeadDraft, scheme: Scheme, folder: str) -> HeadDraft:

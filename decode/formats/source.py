@@ -15,6 +15,7 @@ from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import load_head
 from decode.forward.window import Window, window_in
+from decode.models.few_rows import FIELD, vocab_in
 from decode.models.load import ModelDescription
 from decode.models.small import load_ends
 
@@ -63,6 +64,13 @@ class Source:
     def window(self) -> Window | None:
         """The window of its attention; None sees the whole text."""
         return self.head_config.attends if self.head_config else window_in(read_json(self.folder / "config.json"))
+
+    @cached_property
+    def few_tokens(self) -> int | None:
+        """How many tokens a language model drafts, where these are not all."""
+        fields = {} if self.head_config else read_json(self.folder / "config.json")
+        vocab = vocab_in(fields, str(self.folder)) if fields.get(FIELD) is not None else None
+        return None if vocab is None else len(vocab)
 
     @property
     def is_for_gguf(self) -> bool:

@@ -18,6 +18,7 @@ from decode.drafters.saved_draft import DraftDescription
 from decode.forward.window import window_in
 from decode.models.checkpoint_check import is_quantised
 from decode.models.checkpoint_files import read_headers
+from decode.models.few_rows import FIELD
 from decode.models.load import ModelDescription
 from distill.engines.config import TargetConfig
 from distill.engines.worker_process import local
@@ -107,7 +108,7 @@ def check_alone() -> None:
 def drafting_with_model(folder: str, num_draft_tokens: int, family: str = "lm") -> dict[str, Any]:
     """vLLM's speculative_config for a draft in a folder, or in the one of the run that trained it, or for a hub id."""
     path = local(model_folder(folder))
-    _refuse_window(path)
+    _refuse_own_fields(path)
     return {"method": METHODS[family], "model": path, "num_speculative_tokens": num_draft_tokens}
 
 
@@ -119,14 +120,20 @@ def _refuse_file(path: str, where: str) -> None:
         )
 
 
-def _refuse_window(path: str) -> None:
-    """A draft that sees more than it was trained with is accepted less."""
+def _refuse_own_fields(path: str) -> None:
+    """A draft that sees more than it was trained with, or drafts more, is accepted less."""
     config = Path(path) / "config.json"
-    window = window_in(read_json(config), path) if config.is_file() else None
+    fields = read_json(config) if config.is_file() else {}
+    window, otherwise = window_in(fields, path), "Use target.runtime=transformers, or train one without"
     if window is not None:
         raise InputError(
             f"the draft {path} attends to its first {window.sinks} and last {window.size} positions, and vLLM would "
-            "show it the whole text. Use target.runtime=transformers, or train one without draft.window"
+            f"show it the whole text. {otherwise} draft.window"
+        )
+    if fields.get(FIELD) is not None:
+        raise InputError(
+            f"the draft {path} drafts {len(fields[FIELD])} of its tokens, and vLLM would draft the others too. "
+            f"{otherwise} draft.head.vocab"
         )
 
 

@@ -102,6 +102,11 @@ class Blueprint(ABC):
         return None
 
     @property
+    def drafts_few(self) -> int | None:
+        """Tokens that a language model drafts, where these are not all; a head's folder is no model of its own."""
+        return None
+
+    @property
     def wants_vocab(self) -> int | None:
         """Entries of a reduced draft vocabulary that is yet to be chosen, from the training texts."""
         return None

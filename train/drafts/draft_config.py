@@ -68,7 +68,7 @@ OF_A_ROUND = tuple(name for name in get_args(Family) if name not in ("lm", "exit
 """Heads with passes of their own."""
 OWNERS = {
     "depth": OF_A_ROUND,
-    "vocab": OF_A_ROUND,
+    "vocab": ("lm", *OF_A_ROUND),
     "mlp_layers": ("medusa", "hydra"),
     "prefix_attention": ("hydra",),
     "markov_rank": ("dspark", "dflash2"),
@@ -97,7 +97,8 @@ class HeadSettings:
     """Hidden states that are read: 0 the embeddings, i the output of layer i - 1, -1 the final one; None is the
     family's own choice."""
     vocab: int | None = None
-    """Entries of a reduced draft vocabulary, the most frequent tokens of the training data; None drafts every token."""
+    """Entries of a reduced draft vocabulary, of lm as well: the most frequent tokens of the training data; None drafts
+    every token."""
     mlp_layers: int = 1
     """medusa, hydra: residual layers of each head."""
     prefix_attention: bool = False

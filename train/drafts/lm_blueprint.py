@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.common.typed_config import require
@@ -18,6 +19,7 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.pard import Masks, PardDraft, lm_draft, masks_in, set_masks
 from decode.forward.window import Window, own_window, set_window
 from decode.models.compatibility import longest_context
+from decode.models.few_rows import own_vocab, set_vocab, why_not_few
 from decode.models.load import ModelDescription, describe_model
 from decode.models.mask_token import usual_mask
 from decode.models.output_head import Ends
@@ -89,6 +91,8 @@ class LMBlueprint(Blueprint):
     """Of the model that is pruned to `config`; None where none is."""
     tokens: int | None = None
     """That `init_from` and the target both know, where it has rows to cut or to add; else None."""
+    wants_vocab: int | None = None
+    """`with_vocab` puts the tokens chosen into the configuration."""
 
     @cached_property
     def counts(self) -> WeightCounts:
@@ -108,13 +112,20 @@ class LMBlueprint(Blueprint):
 
     @property
     def weights_per_token(self) -> int:
-        return -(-self.counts.per_token // (self.depth or 1))
+        few, text = self.drafts_few, self.config.get_text_config()
+        left_out = 0 if few is None else (text.vocab_size - few) * text.hidden_size
+        return -(-(self.counts.per_token - left_out) // (self.depth or 1))
 
     @property
     def depth(self) -> int | None:
         """Of one that drafts them in one pass."""
         masks = masks_in(self.config)
         return None if masks is None else masks.depth
+
+    @property
+    def drafts_few(self) -> int | None:
+        vocab = own_vocab(self.config)
+        return self.wants_vocab if vocab is None else len(vocab)
 
     @property
     def made_from(self) -> str | None:
@@ -134,6 +145,11 @@ class LMBlueprint(Blueprint):
     @property
     def attends(self) -> Window | None:
         return own_window(self.config)
+
+    def with_vocab(self, vocab: Tensor) -> LMBlueprint:
+        config = deepcopy(self.config)
+        set_vocab(config, vocab)
+        return replace(self, config=config)
 
     def build(self, ends: Ends | None = None) -> TrainableLM:
         """With adapters or pruned where that is asked for; it has ends of its own."""
@@ -159,6 +175,9 @@ class LMBlueprint(Blueprint):
         masks = masks_in(self.config)
         if masks is not None:
             set_masks(model.config, masks)
+        vocab = own_vocab(self.config)
+        if vocab is not None:
+            set_vocab(model.config, vocab)
         draft = lm_draft(model)
         if isinstance(draft, PardDraft):
             draft.anchors = self.draft.parallel.anchors
@@ -182,10 +201,11 @@ def lm_blueprint(
             pretrained.config.get_text_config().vocab_size = target.vocab_size
         _set_window(cfg, pretrained.config)
         _set_masks(cfg, pretrained.config, target)
+        few = _wanted_vocab(draft, target, pretrained.config)
         if not draft.pruning.is_asked:
-            return LMBlueprint(draft, pretrained.config, tokens=tokens)
+            return LMBlueprint(draft, pretrained.config, tokens=tokens, wants_vocab=few)
         pruned = pruned_config(pretrained.config, draft.pruning, draft.init_from)
-        return LMBlueprint(draft, pruned, pretrained.config, tokens)
+        return LMBlueprint(draft, pruned, pretrained.config, tokens, few)
     tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
     longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
     width, heads = draft.lm_sizes(target.hidden_size if target else None)
@@ -203,7 +223,32 @@ def lm_blueprint(
     )
     _set_window(cfg, config)
     _set_masks(cfg, config, target)
-    return LMBlueprint(draft, config)
+    return LMBlueprint(draft, config, wants_vocab=_wanted_vocab(draft, target, config))
+
+
+def _wanted_vocab(draft: DraftConfig, target: ModelDescription | None, config: PretrainedConfig) -> int | None:
+    """Entries of a draft vocabulary that is yet to be chosen; that of `init_from` stays. ConfigError for what cannot
+    be had."""
+    asked, own = draft.head.vocab, own_vocab(config)
+    if asked is None:
+        return None
+    require(
+        target is not None,
+        f"draft.head.vocab={asked} drafts the tokens that a target's texts hold most, and there is no target. Leave it "
+        "out",
+    )
+    if own is not None:
+        require(
+            asked == len(own),
+            f"draft.head.vocab={asked}, and the draft {draft.init_from} has {len(own)}, which stay as they are. Leave "
+            "draft.head.vocab out, or train a new draft without draft.init_from",
+        )
+        return None
+    why = why_not_few(config, empty_model(config).get_output_embeddings())
+    require(
+        why is None, f"draft.head.vocab={asked} drafts some tokens alone, and {draft.init_from} {why}. Leave it out"
+    )
+    return asked
 
 
 def _set_window(cfg: TrainConfig, config: PretrainedConfig) -> None:

@@ -27,12 +27,14 @@ def model_card(
     num_draft_tokens: int,
     window: Window | None = None,
     made_from: str | None = None,
+    few: int | None = None,
 ) -> str:
-    """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`, and `made_from` is
-    the blueprint's."""
-    use = _launch(cfg, num_draft_tokens, alone=window is not None)
+    """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`, and `made_from` and
+    `few` (drafts_few) are the blueprint's."""
+    use = _launch(cfg, num_draft_tokens, alone=window is not None or few is not None)
     measured = _measured(cfg, facts, num_draft_tokens)
-    parts = [_head(cfg), measured, _pruning(facts, made_from), _origin(cfg, facts), _attention(window), use]
+    unheeded = (_attention(window), _vocabulary(few))
+    parts = [_head(cfg), measured, _pruning(facts, made_from), _origin(cfg, facts), *unheeded, use]
     return "\n".join(line for part in parts if part for line in [*part, ""])
 
 
@@ -111,6 +113,17 @@ def _attention(window: Window | None) -> list[str]:
         f"It attends to the first {window.sinks} and the last {window.size} positions (draft_window and draft_sinks in "
         "config.json). Engines and transformers do not heed these fields, and would accept less of what it drafts "
         "there: draft with draftsmith, or ask `python -m train.export` for a form that an engine does heed.",
+    ]
+
+
+def _vocabulary(few: int | None) -> list[str]:
+    if few is None:
+        return []
+    return [
+        "## Vocabulary",
+        "",
+        f"It drafts {few:,} of its tokens (draft_vocab in config.json), and learned no others. Engines and "
+        "transformers do not heed this field, and would draft the others too: draft with draftsmith.",
     ]
 
 

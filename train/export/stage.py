@@ -84,7 +84,12 @@ def loads(engine: Engine, source: Source, model_impl: str) -> tuple[Loads | None
     how = engine.forms[source.form]
     if isinstance(how, str):
         return None, how
-    why = _refuses_gguf(source, how) or _refuses_window(source, engine) or how.refuses(source, model_impl)
+    why = (
+        _refuses_gguf(source, how)
+        or _refuses_few(source)
+        or _refuses_window(source, engine)
+        or how.refuses(source, model_impl)
+    )
     return (how, "") if why is None else (None, why)
 
 
@@ -95,6 +100,16 @@ def _refuses_gguf(source: Source, how: Loads) -> str | None:
     return (
         f"{source.target.path} is a GGUF file, and a target in transformers format is wanted there. Write it as one, "
         f"python scripts/unpack_gguf.py {source.target.path} FOLDER, and give target.path=FOLDER"
+    )
+
+
+def _refuses_few(source: Source) -> str | None:
+    """Rows that were never trained to be drafted would be."""
+    if source.few_tokens is None:
+        return None
+    return (
+        f"{source.folder} drafts {source.few_tokens} of its tokens (draft_vocab in config.json), which engines do not "
+        "heed: they would draft the others too. Serve it with draftsmith itself, or train without draft.head.vocab"
     )
 
 
