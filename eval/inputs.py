@@ -78,10 +78,10 @@ def check_models(cfg: EvalConfig) -> tuple[ModelDescription, dict[str, str]]:
         check_overlap(draft.family, cfg.decode.overlap, "decode.overlap")
         for where, changes in _settings_with(cfg, name).items():
             check_foresees(draft.foresees, changes.get("confidence", cfg.decode.confidence), f"{where}.confidence")
-        check_chats_of_draft(cfg, name, draft.path, target)
+        check_chats_of_draft(cfg, f"drafts.{name}", draft.path, target)
         families[name] = draft.family
         if cfg.prompts.file is None:
-            check_held_out(cfg.data, name, draft.path)
+            check_held_out(cfg.data, f"drafts.{name}", draft.path)
     return target, families
 
 
@@ -106,12 +106,12 @@ def _settings_with(cfg: EvalConfig, draft: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def check_held_out(data: DataConfig, name: str, draft: str) -> None:
+def check_held_out(data: DataConfig, who: str, draft: str) -> None:
     """Raise InputError where the draft was trained on the same corpus under other shares: held-out text would be
     seen."""
     provenance = read_provenance(draft)
     if provenance is not None and provenance.data is not None:
-        check_same_shares(data, provenance.data, f"drafts.{name}={draft}")
+        check_same_shares(data, provenance.data, f"{who}={draft}")
 
 
 def check_datastore(cfg: EvalConfig, arm: str, folder: str, target: ModelDescription) -> None:

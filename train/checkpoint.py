@@ -244,8 +244,17 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def saved_optimizer(checkpoint: Path) -> str:
-    """What trained it: Muon leaves the matrices' state beside that of AdamW; DeepSpeed, which has none, takes AdamW."""
-    return "muon" if (checkpoint / "optimizer_1.bin").is_file() else "adamw"
+    """What trained it: Muon leaves the matrices' state beside that of AdamW, or alone where there are matrices only, as
+    of adapters; DeepSpeed, which has none, takes AdamW."""
+    if (checkpoint / "optimizer_1.bin").is_file():
+        return "muon"
+    import torch  # a bad configuration is refused without it
+
+    alone = checkpoint / "optimizer.bin"
+    if not alone.is_file():
+        return "adamw"
+    state = torch.load(alone, map_location="cpu", weights_only=True, mmap=True)["state"]
+    return "muon" if state and not any("exp_avg" in one for one in state.values()) else "adamw"
 
 
 def read_state(checkpoint: Path) -> SavedState:

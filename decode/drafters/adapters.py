@@ -3,14 +3,17 @@ switched by name."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from decode.common.checked_json import Content, JsonFile, Text
 from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
+from decode.common.run_folder import sha256_file
 from decode.drafters.base import Drafter
+from decode.models.checkpoint_files import weight_files
 from decode.models.fingerprint import files_fingerprint
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ class AdapterOf(Content):
 
     path: Text
     fingerprint: Text
-    """`files_fingerprint` of its folder."""
+    """Of its weights."""
 
 
 ORIGIN = JsonFile(
@@ -56,8 +59,14 @@ def load_adapters(drafter: Drafter, folders: Mapping[str, str | Path]) -> PeftMo
 
     if not folders:
         raise InputError("load_adapters was given no adapters; give {name: folder}")
+    source = getattr(drafter, "source", "")
+    if not source:
+        raise InputError(
+            f"load_adapters was given a {type(drafter).__name__} that came from no folder, and an adapter belongs to a "
+            "draft that did. Give what load_drafter(FOLDER) made"
+        )
     for name, folder in folders.items():
-        _check(name, Path(folder), cast(Any, drafter).source)
+        _check(name, Path(folder), source)
     module: Any = getattr(drafter, "model", drafter)  # of a language model the transformers model, as peft knows it
     (first, place), *others = folders.items()
     adapters = PeftModel.from_pretrained(module, str(place), adapter_name=first, autocast_adapter_dtype=False)
@@ -67,11 +76,18 @@ def load_adapters(drafter: Drafter, folders: Mapping[str, str | Path]) -> PeftMo
 
 
 def _identity(draft: str) -> str:
-    """Of the files of a folder, GGUF file or hub id."""
-    return files_fingerprint(Path(draft)) if Path(draft).exists() else draft
+    """Of all bytes of a folder's weights, since adapters may have changed any of them; of a GGUF file its fingerprint,
+    of a hub id the id."""
+    folder = Path(draft)
+    if not folder.is_dir():
+        return files_fingerprint(folder) if folder.is_file() else draft
+    sums = "".join(sha256_file(file) for file in weight_files(folder))
+    return hashlib.sha256(f"{files_fingerprint(folder)}{sums}".encode()).hexdigest()
 
 
 def _check(name: str, folder: Path, base: str) -> None:
+    if "." in name:
+        raise InputError(f"the adapter {name!r} has a dot in its name, which torch keeps for modules; rename it")
     missing = [file for file in (CONFIG, WEIGHTS, FILE) if not (folder / file).is_file()]
     if missing:
         raise InputError(

@@ -17,6 +17,7 @@ from decode.common.checked_json import shown, write_atomically
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RUN, RunFolder
+from decode.models.fingerprint import comparable
 from decode.models.load import ModelDescription
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import FeatureCode
@@ -232,9 +233,15 @@ def _check_run(path: Path, manifest: Manifest) -> None:
 
 
 def _check_target(path: Path, recorded: RecordedTarget, target: ModelDescription) -> None:
-    for name, meaning in IDENTITIES.items():
-        there, here = getattr(recorded, name), getattr(target, name)
+    """By its weights too, where the files tell them: their fingerprint reads their edges, and layers in between may
+    have been trained further."""
+    found = {name: (getattr(recorded, name), getattr(target, name)) for name in IDENTITIES}
+    stored = target.stored_fingerprint
+    if comparable(recorded.weights, stored):
+        found["weights"] = (recorded.weights, stored)
+    for name, (there, here) in found.items():
         if there != here:
+            meaning = IDENTITIES.get(name, "the records hold the distributions of other weights")
             raise InputError(
                 f"{path} was recorded from {recorded.path} with {name} {there}, and target.path={target.path} "
                 f"has {here}: {meaning}. Give the target that was recorded, or record this one with `python -m "

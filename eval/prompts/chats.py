@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 log = get_logger("eval")
 
 
-def check_chats_of_draft(cfg: EvalConfig, name: str, draft: str, target: ModelDescription) -> None:
+def check_chats_of_draft(cfg: EvalConfig, who: str, draft: str, target: ModelDescription) -> None:
     """Raise InputError where the draft learned from chats that were written otherwise than this run's prompts."""
     known = read_provenance(draft)
     if known is not None and known.data is not None and known.target is not None:
-        check_same_chats(cfg, known.data, known.target.chat_template_hash, target, f"drafts.{name}={draft}")
+        check_same_chats(cfg, known.data, known.target.chat_template_hash, target, f"{who}={draft}")
 
 
 def check_same_chats(

@@ -300,7 +300,8 @@ class Families(Heading, frozen=True):
     engine: str | None = None
     budgets: Budgets
     records: dict[str, str]
-    """Code of features -> folder of records; the first one's are those of all arms."""
+    """Code of features -> folder of records; the first one's are those of all arms, but for those that are named
+    behind the codes with their own."""
     shapes: dict[str, dict[str, Any]]
     prompts: dict[str, Any]
     definitions: dict[str, str]

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from transformers import AutoModelForCausalLM, GPTNeoConfig, GPTNeoForCausalLM, 
 
 from decode import generate, load_drafter
 from decode.common.errors import InputError, UserError
+from decode.drafters.provenance import TrainedTarget
 from decode.drafters.saved_draft import describe_draft
-from decode.models.load import describe_loaded
+from decode.drafters.saved_head import is_of
+from decode.models.load import ModelDescription, describe_loaded
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.decode.heads import random_head
 from tests.tiny import save_tiny_target, tiny_llama
@@ -150,6 +153,15 @@ def test_a_damaged_layout_is_refused(tmp_path: Path, target: PreTrainedModel, da
     damage(saved("dspark-fill-in", target, tmp_path))
     with pytest.raises(UserError, match=message):
         describe_draft(str(tmp_path), describe_loaded(target))
+
+
+def test_layers_between_the_edges_of_files_tell_targets_apart() -> None:
+    """A fingerprint of files reads a megabyte at their ends: MLPs alone that were trained further lay in between."""
+    trained = TrainedTarget(path="there", fingerprint="f", weights="bfloat16:1")
+    here = {"fingerprint": "f", "stored_fingerprint": "bfloat16:2"}
+    assert not is_of(trained, cast(ModelDescription, SimpleNamespace(**here)))
+    for same in ({"stored_fingerprint": "bfloat16:1", "fingerprint": "g"}, {"stored_fingerprint": None}):
+        assert is_of(trained, cast(ModelDescription, SimpleNamespace(**here | same)))
 
 
 DAMAGES: dict[str, tuple[Damage, str]] = {

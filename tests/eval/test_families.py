@@ -207,6 +207,25 @@ def test_trainings_differ_in_what_they_compare_alone(folder, tmp_path, trainer, 
     assert not (tmp_path / "families/lm-tokens-1/checkpoints").exists()
 
 
+def test_what_an_arm_of_its_own_records_cannot_be_is_said_before_training(folder, tmp_path, trainer):
+    write_records(tmp_path / "other", folder / "target", folder / "corpus")
+    head = ["draft=medusa", "draft.head.taps=[0]", f"records={tmp_path / 'other'}"]
+    with pytest.raises(InputError, match=r"arms.head: records=.*other holds the .* \[\], and .* reads \[0\]"):
+        stage.run(config(folder, tmp_path, families={"arms": {"head": head}}))
+    codes = {"feature_arm": "head", "feature_codes": ["bf16", "int8"]}
+    arms = {"head": [*head, "target_source=live"]}
+    with pytest.raises(ConfigError, match="feature_arm=head has records of its own"):
+        stage.run(config(folder, tmp_path, families={"arms": arms, **codes}))
+    save_target(tmp_path / "begun")
+    origin = {"name": "text", "path": str(folder / "corpus"), "subset": None}
+    origin |= {"validation_share": 0.2, "heldout_share": 0.3}
+    (tmp_path / "begun/draftsmith.json").write_text(json.dumps({"schema": 1, "family": "lm", "data": origin}))
+    arms = {"lm": ["draft=lm", f"draft.init_from={tmp_path / 'begun'}"]}
+    with pytest.raises(InputError, match=r"arms.lm: draft.init_from=.*begun was made of text split"):
+        stage.run(config(folder, tmp_path, families={"arms": arms}))
+    assert not trainer.asked
+
+
 def test_an_arm_may_have_texts_of_its_own(folder, tmp_path, trainer, monkeypatch):
     monkeypatch.setattr(mode, "_race", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     write_records(tmp_path / "other", folder / "target", folder / "corpus")

@@ -16,7 +16,8 @@ from decode.common.errors import UserError
 from decode.drafters.base import Drafter
 from decode.drafters.saved_head import HEADS
 from tests.tiers import by_default
-from tests.train.toy import data_settings, head_config, tiny_config
+from tests.train.toy import data_settings, head_config, save_target, tiny_config
+from train.checkpoint import find_checkpoint, saved_optimizer
 from train.stage import run
 
 PROMPT = torch.arange(10, 18)[None]
@@ -102,9 +103,29 @@ def test_an_adapter_of_another_draft_is_refused(tmp_path: Path, target: Path, tr
         load_adapters(drafter, {"code": folder})
 
 
+def test_adapters_are_of_the_draft_as_it_was_saved(tmp_path: Path, target: Path, trained: Any) -> None:
+    trained("base", "mtp")
+    code = trained("code", "mtp", "base", optimizer="muon")
+    assert saved_optimizer(find_checkpoint(code)) == "muon"  # of matrices alone: AdamW has no file beside it
+    assert saved_optimizer(find_checkpoint(tmp_path / "base")) == "adamw"
+    drafter = load_drafter(code, target=AutoModelForCausalLM.from_pretrained(target))
+    with pytest.raises(UserError, match="is another one"):  # the merged draft, of the same shapes
+        load_adapters(drafter, {"code": code / "adapter"})
+    with pytest.raises(UserError, match="has a dot in its name"):
+        load_adapters(drafter, {"a.b": code / "adapter"})
+    with pytest.raises(UserError, match="given a NgramDrafter that came from no folder"):
+        load_adapters(load_drafter("ngram", target=drafter.ends.head.model), {"code": code / "adapter"})
+    base = {"init_from": str(tmp_path / "base"), "lora": {"rank": 4}}
+    with pytest.raises(UserError, match=r"lora.rank=4 with draft.window=8: an adapter lies in a draft as it was saved"):
+        trained("other", "eagle3", draft=base | {"window": 8})
+    moved = save_target(tmp_path / "moved", seed=1)
+    with pytest.raises(UserError, match="would belong to no draft of that target"):
+        run(head_config(tmp_path / "other", moved, "mtp", data={"name": "python_stdlib"}, draft=base))
+
+
 def test_layers_that_a_draft_does_not_have_are_named(tmp_path: Path, trained: Any) -> None:
     trained("base", "mtp")
-    lora = {"rank": 4, "targets": ["nowhere"]}
-    with pytest.raises(UserError, match=r"targets=\['nowhere'\] are no layers of this draft.* It has .*q_proj"):
+    lora = {"rank": 4, "targets": ["self_attn.q_proj", "gate_porj"]}
+    with pytest.raises(UserError, match=r"no layers called gate_porj, which would not be trained. It has .*q_proj"):
         trained("code", "mtp", draft={"init_from": str(tmp_path / "base"), "lora": lora})
     assert not (tmp_path / "code").exists()

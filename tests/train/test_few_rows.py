@@ -94,7 +94,7 @@ def test_what_cannot_be_had_is_refused(tmp_path: Path, trained: Path, target: Pa
     text["tokenizer"] = {"train_entries": 300}
     with pytest.raises(UserError, match="and there is no target"):
         run(tiny_config(tmp_path / "out", None, **text, draft={"head": {"vocab": 100}}))
-    with pytest.raises(UserError, match="more than the 320 tokens of the target"):
+    with pytest.raises(UserError, match="more than the 300 tokens of the target"):
         train(tmp_path / "out", target, records, head={"vocab": 1000})
     with pytest.raises(UserError, match="drafts 100 of its tokens .*engines do not heed"):
         export.run(ExportConfig("vllm", str(tmp_path / "served"), SavedDraftConfig(str(trained))))

@@ -3,6 +3,7 @@ that they are merged into."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,7 @@ def with_adapters(draft: nn.Module, lora: AdapterConfig, task: str | None = None
     ConfigError where none of its layers is called as draft.lora.targets says."""
     from peft import LoraConfig, get_peft_model
 
-    linear = {name.rpartition(".")[2] for name, one in draft.named_modules() if isinstance(one, nn.Linear)}
-    if not linear & set(lora.targets):
-        raise ConfigError(
-            f"draft.lora.targets={lora.targets} are no layers of this draft, so that nothing would be trained. It has "
-            f"{', '.join(sorted(linear))}"
-        )
+    _check_targets(draft, lora.targets)
     settings = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
@@ -42,6 +38,19 @@ def with_adapters(draft: nn.Module, lora: AdapterConfig, task: str | None = None
         task_type=task,  # type: ignore[arg-type]
     )
     return get_peft_model(draft, settings)  # type: ignore[arg-type, return-value]
+
+
+def _check_targets(draft: nn.Module, targets: Sequence[str]) -> None:
+    """Of the default ones a draft may lack some; of others each must be there, or a misspelt one goes unseen."""
+    layers = [name for name, one in draft.named_modules() if getattr(one, "weight", None) is not None]
+    missing = [one for one in targets if not any(f".{name}".endswith(f".{one}") for name in layers)]
+    if len(missing) == len(targets) or (missing and list(targets) != AdapterConfig().targets):
+        matrices = (name for name in layers if getattr(draft.get_submodule(name).weight, "ndim", 0) == 2)
+        known = {name.rpartition(".")[2] for name in matrices}
+        raise ConfigError(
+            f"draft.lora.targets={list(targets)}: the draft has no layers called {', '.join(missing)}, which would not "
+            f"be trained. It has {', '.join(sorted(known))}"
+        )
 
 
 def num_trained(draft: nn.Module, lora: AdapterConfig, task: str | None = None) -> int:

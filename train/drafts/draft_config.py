@@ -189,11 +189,7 @@ class DraftConfig:
     def __post_init__(self) -> None:
         self.init_from = None if self.init_from is None else model_folder(self.init_from)
         require_at_least(1, self, "", "layers", "width", "heads", "kv_heads", "mlp_width", "max_positions")
-        require(
-            self.lora.rank == 0 or self.init_from is not None,
-            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
-            "random. Set draft.init_from, or draft.lora.rank=0",
-        )
+        self._check_adapters()
         self._check_window()
         self._check_pruning()
         if self.is_head:
@@ -220,6 +216,23 @@ class DraftConfig:
         raise ConfigError(
             f"draft.width={width} and draft.kv_heads={self.kv_heads} go with no number of even heads up to {most}; set "
             "draft.heads, a multiple of kv_heads whose double divides the width"
+        )
+
+    def _check_adapters(self) -> None:
+        if self.lora.rank == 0:
+            return
+        require(
+            self.init_from is not None,
+            f"lora.rank={self.lora.rank} adapts a pretrained draft, but init_from is null: the frozen rest would stay "
+            "random. Set draft.init_from, or draft.lora.rank=0",
+        )
+        new = {"parallel.tokens": self.parallel.tokens, "window": self.window}
+        new |= {} if self.is_head else {"head.vocab": self.head.vocab}
+        asked = [f"draft.{name}={value}" for name, value in new.items() if value]
+        require(
+            not asked,
+            f"lora.rank={self.lora.rank} with {', '.join(asked)}: an adapter lies in a draft as it was saved, and "
+            "holds no such setting. Leave that out (draft=lm for one of draft=pard), or train the draft whole",
         )
 
     def _check_window(self) -> None:

@@ -243,7 +243,7 @@ def _is_published(folder: Path) -> bool:
     return read_provenance(folder) is None
 
 
-def _follow(folder: Path, target: ModelDescription) -> None:
+def _follow(folder: Path, target: ModelDescription, is_adapted: bool) -> None:
     """Say so where a head of ours goes on with other weights than it was trained on: a target is trained further, and
     its head after it. InputError where its tokens are others."""
     provenance = read_provenance(folder)
@@ -256,6 +256,11 @@ def _follow(folder: Path, target: ModelDescription) -> None:
             f"draft.init_from={folder} drafts tokens of another tokenizer: token map {theirs[:12]} there, {ours[:12]} "
             f"of target.path={target.path}. Train a head without draft.init_from, or give the target that tokenizer"
         )
+    require(
+        not is_adapted,
+        f"draft.init_from={folder} was trained on {before.path}, and adapters for target.path={target.path} would "
+        "belong to no draft of that target. Train the head on it first, without draft.lora.rank",
+    )
     log.info("the head %s was trained on %s; it goes on with %s", folder, before.path, target.path)
 
 
@@ -274,7 +279,7 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
         f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
     )
     config = config_in(folder, target, check=_is_published(folder))
-    _follow(folder, target)
+    _follow(folder, target, draft.lora.rank > 0)
     if published_form(folder) and (config.is_recursive or config.family == "peagle"):
         config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family, init_from=draft.init_from))

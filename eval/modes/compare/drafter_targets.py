@@ -34,10 +34,10 @@ def describe_targets(cfg: EvalConfig) -> list[Target]:
             raise InputError(refusals[0])
     for way in cfg.drafters.ways(cfg.drafts):
         for path in way.folders:
-            check_held_out(cfg.data, way.name, model_folder(path))
+            check_held_out(cfg.data, f"drafts.{way.name}", model_folder(path))
         for one in found:
             for path in way.folders if one.key == "target" else ():
-                check_chats_of_draft(cfg, way.name, model_folder(path), one.description)
+                check_chats_of_draft(cfg, f"drafts.{way.name}", model_folder(path), one.description)
             for path in way.datastores:
                 check_datastore(cfg, way.name, path, one.description)
     return found

@@ -17,8 +17,8 @@ from decode.models.load import ModelDescription
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig
-from eval.inputs import check_same_shares
-from eval.prompts.chats import check_same_chats
+from eval.inputs import check_held_out, check_same_shares
+from eval.prompts.chats import check_chats_of_draft, check_same_chats
 from train.config import TrainConfig
 from train.drafts.registry import FAMILIES
 from train.settled import settled
@@ -47,7 +47,7 @@ def train_config(cfg: EvalConfig, arm: str, **settings: Any) -> TrainConfig:
         steps = settings.get("steps", container["steps"])
         # validated, and so exported, at the end alone: a comparison at equal budgets keeps the last weights
         once = {name: steps for name in ("validate_every", "checkpoint_every")}
-        records = container.get("records") or settings.get("records", cfg.families.records)
+        records = own_records(cfg).get(arm) or settings.get("records", cfg.families.records)
         decided = {"target": asdict(cfg.target), "resume": "auto", **once, **settings, "records": records}
         return build(TrainConfig, {**container, **decided})
     except ConfigError as error:
@@ -62,9 +62,14 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def own_records(cfg: EvalConfig) -> dict[str, str]:
-    """Arm -> its records, where its overrides name some."""
-    found = {arm: train_config(cfg, arm).records for arm in cfg.families.arms}
-    return {arm: str(folder) for arm, folder in found.items() if folder != cfg.families.records}
+    """Arm -> its records, where its own overrides name others than all arms have."""
+    named = {
+        arm: one.partition("=")[2].strip("'\"")
+        for arm, overrides in cfg.families.arms.items()
+        for one in overrides
+        if one.lstrip("+").startswith("records=")
+    }
+    return {arm: folder for arm, folder in named.items() if Path(folder) != Path(cfg.families.records)}
 
 
 def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
@@ -73,13 +78,23 @@ def facts_of(cfg: EvalConfig, arm: str, target: ModelDescription) -> ArmFacts:
     blueprint = FAMILIES[train.draft.family](train, target, None)
     known = settled(train, blueprint, target.vocab_size)
     rates = f"muon {known.muon_lr:g}, adamw {known.lr:g}" if known.optimizer == "muon" else f"adamw {known.lr:g}"
-    return ArmFacts(train.draft.family, blueprint.num_parameters, blueprint.layers_read, rates)
+    return ArmFacts(train.draft.family, blueprint.num_trained, blueprint.layers_read, rates)
 
 
 def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFacts]:
     """Every arm's facts; ConfigError where one cannot be built, or where codes are compared for an arm without taps."""
     facts = {arm: facts_of(cfg, arm, target) for arm in cfg.families.arms}
+    _check_own_states(cfg, facts)
+    for arm in cfg.families.arms:
+        begun = train_config(cfg, arm).draft.init_from
+        if begun is not None:
+            check_begun(cfg, f"families.arms.{arm}: draft.init_from", begun, target)
     coded = cfg.families.feature_arm
+    if coded in own_records(cfg) and len(cfg.families.feature_codes) > 1:
+        raise ConfigError(
+            f"families.feature_arm={coded} has records of its own, so that codes of families.records cannot be "
+            "compared. Name another arm, or set families.feature_arm=null"
+        )
     if coded is not None and not facts[coded].taps and len(cfg.families.feature_codes) > 1:
         raise ConfigError(
             f"families.feature_arm={coded} is of family {facts[coded].family}, which reads no hidden states, so codes "
@@ -93,6 +108,27 @@ def describe_arms(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFac
                 "can be compared. Set target_source=records for it, or families.feature_arm=null"
             )
     return facts
+
+
+def check_begun(cfg: EvalConfig, who: str, draft: str, target: ModelDescription) -> None:
+    """InputError where a draft was trained on held-out text, or on chats by another template."""
+    if cfg.prompts.file is None:
+        check_held_out(cfg.data, who, draft)
+    check_chats_of_draft(cfg, who, draft, target)
+
+
+def _check_own_states(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> None:
+    """InputError where an arm is to read hidden states from records of its own that lack them."""
+    for arm, folder in own_records(cfg).items():
+        if not facts[arm].taps or train_config(cfg, arm).target_source != "records":
+            continue
+        features = RecordFolder.open(folder).layout.features
+        there = [] if features is None else features.layers
+        if missing := sorted(set(facts[arm].taps) - set(there)):
+            raise InputError(
+                f"families.arms.{arm}: records={folder} holds the hidden states {sorted(there)}, and the arm reads "
+                f"{missing} too. Record them with records.features.layers, or train with target_source=live"
+            )
 
 
 TOY = "runs/toy"

@@ -45,8 +45,8 @@ _OWN = {
     "hidden states of heads is in it where an arm takes them from the target (target_source), and not where they were "
     "recorded, once for all arms: its seconds stand beside the codes. With families.at_once above 1, "
     "trainings share the device.",
-    "training": "One loop, the same texts in the same order; optimizer and rates are the arm's own. The last weights "
-    "are kept.",
+    "training": "One loop, the same texts in the same order, but for arms with records of their own; optimizer and "
+    "rates are the arm's. The last weights are kept.",
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
     "and seeds, on held-out prompts.",
     "tau_ratio": "tau over that of the first arm, paired by seed and prompt.",
@@ -173,7 +173,7 @@ def make_results(cfg: EvalConfig, run: MeasuredFamilies) -> Families:
         arms={arm: _arm(cfg, run, arm) for arm in run.facts},
         engine=families.engine,
         budgets=Budgets(tokens=families.tokens, seconds=families.seconds, seeds=families.seeds),
-        records=dict(run.records),
+        records=dict(run.records) | own_records(cfg),
         shapes={name: dict(changes) for name, changes in families.shapes.items()},
         prompts=_prompts(cfg, run),
         definitions={**_OWN, **{name: DEFINITIONS[name] for name in _SHARED}},

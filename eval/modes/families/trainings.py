@@ -28,9 +28,7 @@ from distill import stage as recording
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from eval.config import EvalConfig
-from eval.inputs import check_held_out
-from eval.modes.families.arms import ArmFacts, record_folders, rescoring, train_config
-from eval.prompts.chats import check_chats_of_draft
+from eval.modes.families.arms import ArmFacts, check_begun, record_folders, rescoring, train_config
 from train import stage
 from train.batches import PackedSource
 from train.config import TrainConfig
@@ -243,9 +241,7 @@ def describe_given(cfg: EvalConfig, target: ModelDescription) -> dict[str, ArmFa
 def _facts(cfg: EvalConfig, name: str, target: ModelDescription) -> ArmFacts:
     folder = model_folder(cfg.drafts[name])
     found = describe_draft(folder, target, f"drafts.{name}")
-    if cfg.prompts.file is None:
-        check_held_out(cfg.data, name, found.path)
-    check_chats_of_draft(cfg, name, found.path, target)
+    check_begun(cfg, f"drafts.{name}", found.path, target)
     taps: tuple[int, ...] = ()
     if found.family in HEADS:
         taps = (FINAL,) if folder == OWN else config_in(folder, target).taps
