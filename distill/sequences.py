@@ -15,13 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
-from distill.config import RecordsConfig
-from distill.corpora import Corpus, Document, Split
-from distill.corpora.corpus import in_groups
+from distill.corpora.corpus import Corpus, Document, Split, in_groups
 from distill.objectives.target_distribution import TargetDistribution
 from distill.prompts.chat import check_words, encode_chat
 from distill.prompts.cut_answers import CutAnswers, cut_at
 from distill.prompts.tokenizer import encode_texts, start_ids
+from distill.records.config import RecordsConfig
 from distill.records.distribution_stores import Head
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, asked_by, say_others
 from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from eval.config import EvalConfig
 from eval.prompts.chats import check_chats_of_draft, check_same_chats
 

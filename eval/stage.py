@@ -15,7 +15,7 @@ from decode.common.typed_config import build
 from decode.config import model_folder
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.load import describe_model
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from distill.prompts.run_chats import with_day
 from distill.records.record_manifest import MANIFEST
 from eval.config import EvalConfig

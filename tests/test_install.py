@@ -20,8 +20,8 @@ from decode import __version__
 from decode.common.errors import ConfigError
 from decode.common.extras import require_installed
 from decode.common.sweep_table import Row, comparison
-from distill.config import DataConfig
-from distill.corpora import load_corpus
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
 from eval.stage import run as run_eval
 from tests.eval.samples import config as eval_config
 from tests.train.toy import tiny_config

@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig, model_folder
-from distill.config import NEEDS_ALPHA, DataConfig, ObjectiveConfig, check_corpus
+from distill.corpora.config import DataConfig, check_corpus
+from distill.objectives.config import NEEDS_ALPHA, ObjectiveConfig
 from train.drafts.draft_config import DraftConfig
 
 LEARNS_FROM_TEXT = "cross_entropy"

@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
 from decode.acceptance import expected_tau, windows
 from decode.drafters.base import Batch, Step
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from distill.objectives.credits import Rounds, chances_begun, credited
 from distill.objectives.objective import build_objective, warm_up_of
 from distill.objectives.scoring import MOST_ROWS, Scores, score

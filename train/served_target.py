@@ -20,9 +20,10 @@ from decode.common.errors import UserError
 from decode.common.run_folder import on_main
 from decode.models.output_head import Ends, ends_of
 from decode.models.small import load_ends
-from distill.config import DistillConfig, FeatureConfig, RecordsConfig
+from distill.config import DistillConfig
 from distill.engines.config import TargetConfig
 from distill.objectives.target_distribution import HiddenRows, TargetDistribution
+from distill.records.config import FeatureConfig, RecordsConfig
 from distill.records.distribution_stores import Head
 from distill.records.record_shards import Record
 from distill.runtimes.engine_runtime import EnginePasses

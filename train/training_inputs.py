@@ -19,8 +19,9 @@ from decode.models.chat_template import settled
 from decode.models.checkpoint_check import is_quantised
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription, describe_model
-from distill.corpora import Corpus, load_corpus
 from distill.corpora.bad_rows import BadRowCount
+from distill.corpora.configured import load_corpus
+from distill.corpora.corpus import Corpus
 from distill.objectives.draft_vocabulary import frequent_tokens
 from distill.objectives.objective import build_objective, warm_up_of
 from distill.prompts.held_out_count import HeldOutCount, count_held_out

@@ -216,8 +216,8 @@ def _check_target(folder: str | Path, trained: TrainedTarget, target: ModelDescr
         raise InputError(
             f"the head {folder} was trained on the hidden states of {trained.path} with fingerprint "
             f"{trained.fingerprint}, {trained.weights}, and {target.path} has {target.fingerprint}, "
-            f"{target.stored_fingerprint or 'weights not told'}. Give that target, or train a head for this one: "
-            "python -m train"
+            f"{target.stored_fingerprint or 'weights not told'}. Give that target, or train it on: "
+            f"draft.init_from={folder}"
         )
     ours, theirs = target.weights_fingerprint, trained.weights
     if comparable(ours, theirs) and ours != theirs:

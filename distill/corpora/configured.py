@@ -8,8 +8,8 @@ from pathlib import Path
 
 from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
-from distill.config import DataConfig
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
 from distill.corpora.corpus import Corpus, Document
 from distill.corpora.everyday import everyday_chats
 from distill.corpora.hub_datasets import dataset_rows

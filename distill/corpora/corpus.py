@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Literal, TypeVar
 
 from decode.common.errors import InputError
-from distill.config import DataConfig
 from distill.corpora.bad_rows import BadRow, BadRows
+from distill.corpora.config import DataConfig
 from distill.corpora.messages import Message
 
 Split = Literal["train", "validation", "heldout"]

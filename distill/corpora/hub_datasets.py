@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from decode.common.errors import InputError
-from distill.config import DataConfig
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
 from distill.corpora.corpus import Document
 from distill.corpora.row_files import table_row
 

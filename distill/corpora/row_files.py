@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from decode.common.errors import InputError
-from distill.config import DataConfig
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
 from distill.corpora.corpus import Document, or_bad
 from distill.corpora.messages import checked_text, from_first_question, names_of, read_conversation
 from distill.corpora.text_files import NOT_UTF8

@@ -15,8 +15,8 @@ from pathlib import Path
 from textwrap import dedent, indent
 from typing import Literal
 
-from distill.config import DataConfig
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
 from distill.corpora.corpus import Corpus, Document, Split, split_place
 from distill.corpora.text_files import python_stdlib, text_files
 

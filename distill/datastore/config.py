@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from decode.common.typed_config import require, require_at_least
 from decode.config import ModelConfig
-from distill.config import DataConfig, check_corpus
+from distill.corpora.config import DataConfig, check_corpus
 
 
 @dataclass

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 
 DPACE_FLOOR = 0.5
 """D-PACE's smoothing a: qt = (1 - a) alpha + a keeps late tokens alive while early ones still fail."""

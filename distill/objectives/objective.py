@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError
-from distill.config import ObjectiveConfig, TermName
+from distill.objectives.config import ObjectiveConfig, TermName
 from distill.objectives.row_losses import (
     acceptance,
     acceptance_of,

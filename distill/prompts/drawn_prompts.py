@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import InputError
 from distill.config import DistillConfig
-from distill.corpora import Corpus, Document, Split
-from distill.corpora.corpus import in_groups, unit_hash
+from distill.corpora.corpus import Corpus, Document, Split, in_groups, unit_hash
 from distill.corpora.messages import Message
 from distill.prompts.chat import check_words, encode_chat, render
 from distill.prompts.tokenizer import encode_texts, start_ids

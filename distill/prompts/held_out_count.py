@@ -8,8 +8,7 @@ from math import ceil
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.checked_json import Content, Count
-from distill.corpora import Corpus, Document
-from distill.corpora.corpus import split_of
+from distill.corpora.corpus import Corpus, Document, split_of
 from distill.corpora.messages import Message
 from distill.prompts.chat import check_words, render
 from distill.prompts.tokenizer import encode_texts

@@ -19,9 +19,10 @@ import numpy as np
 from decode.common.progress import get_logger
 from decode.models.chat_template import settled
 from decode.models.load import ModelDescription
-from distill.config import DataConfig, DistillConfig
-from distill.corpora import load_corpus
+from distill.config import DistillConfig
 from distill.corpora.bad_rows import BadRowCount
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
 from distill.corpora.text_files import stdlib_files
 from distill.prompts.drawn_prompts import DrawnPrompt, digest, draw_prompts
 from distill.prompts.held_out_count import HeldOutCount, count_held_out

@@ -12,7 +12,7 @@ from decode.common.progress import get_logger
 from decode.common.run_folder import RUN
 from decode.models.chat_template import reads_clock
 from decode.models.compatibility import chat_template_hash
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from distill.prompts.tokenizer import tokenizer_hash
 
 log = get_logger("distill")

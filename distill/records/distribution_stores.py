@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor
 
 from decode.common.checked_json import Size
-from distill.config import StoreName
 from distill.objectives.target_distribution import FullRows, HiddenRows, SparseRows, TargetDistribution
 from distill.records import head_tail as sparse
+from distill.records.config import StoreName
 from distill.records.feature_codes import FeatureLayout, Shapes
 
 Arrays = dict[str, np.ndarray]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decode.common.checked_json import Count, Size
 from decode.models.hidden_states import FINAL
-from distill.config import FeatureCodeName, FeatureConfig
+from distill.records.config import FeatureCodeName, FeatureConfig
 
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 Tensors = Mapping[str, Tensor]

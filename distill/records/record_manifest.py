@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from decode.common.checked_json import Amount, Content, Count, JsonFile, PlainPath, Seed, Sha256, Size, Text
 from decode.common.run_folder import RunEnd
 from decode.drafters.provenance import TextOrigin
-from distill.config import StoreName
 from distill.corpora.bad_rows import BadRowCount
 from distill.engines.config import RuntimeName
 from distill.prompts.cut_answers import CutAnswers
 from distill.prompts.held_out_count import HeldOutCount
+from distill.records.config import StoreName
 from distill.records.distribution_stores import Layout
 from distill.records.recorded_drafts import Drafting, RecordedDraft
 from distill.time_spent import TimeSpent

@@ -14,7 +14,7 @@ from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import ModelDescription
-from distill.config import TEXT_ALONE, DataConfig
+from distill.corpora.config import TEXT_ALONE, DataConfig
 from distill.prompts.run_chats import bound_to
 from eval.config import EvalConfig
 

@@ -17,8 +17,7 @@ from eval.prompts.questions import by_turns_of_category, first_turn, limited_que
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from distill.corpora import Document
-    from distill.corpora.corpus import Split
+    from distill.corpora.corpus import Document, Split
     from eval.config import EvalConfig, PromptsConfig
 
 
@@ -150,7 +149,7 @@ def _prompts_of_split(
 def documents_of(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, split: Split) -> list[Document]:
     """Those of a split of cfg.data, less the conversations that nobody opens or whose opening the chat template cannot
     take; InputError where too many of its rows are bad."""
-    from distill.corpora import load_corpus
+    from distill.corpora.configured import load_corpus
 
     corpus = load_corpus(cfg.data)
     found = [

@@ -20,8 +20,7 @@ from eval.prompts.questions import first_turn, questions_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from distill.corpora import Document
-    from distill.corpora.corpus import Split
+    from distill.corpora.corpus import Document, Split
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

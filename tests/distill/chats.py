@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from distill.config import DataConfig, DistillConfig, PromptConfig
+from distill.config import DistillConfig, PromptConfig
+from distill.corpora.config import DataConfig
 from distill.prompts import run_chats
 from tests.distill.runs import tiny_config
 from tests.tiny import save_tiny_target

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from decode.common.checked_json import read_json
 from decode.models.load import describe_model
-from distill.config import DistillConfig, FeatureConfig, RecordsConfig, StoreName, TargetConfig
+from distill.config import DistillConfig, TargetConfig
+from distill.records.config import FeatureConfig, RecordsConfig, StoreName
 from distill.records.record_folder import RecordFolder
 from distill.runtimes import vllm_runtime
 from tests.distill import vllm_proxy

@@ -5,16 +5,9 @@ from pathlib import Path
 
 import torch
 
-from distill.config import (
-    DataConfig,
-    DistillConfig,
-    FeatureCodeName,
-    FeatureConfig,
-    PromptConfig,
-    RecordsConfig,
-    ResponseSampling,
-    TargetConfig,
-)
+from distill.config import DistillConfig, PromptConfig, ResponseSampling, TargetConfig
+from distill.corpora.config import DataConfig
+from distill.records.config import FeatureCodeName, FeatureConfig, RecordsConfig
 from distill.records.record_folder import RecordFolder
 from tests.tiny import save_tiny_target
 

@@ -14,8 +14,9 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
-from distill.corpora import load_corpus
+from distill.config import DistillConfig, PromptConfig, ResponseSampling
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
 from distill.datastore.config import DatastoreConfig
 from distill.datastore.stage import run as run_datastore
 from distill.prompts.cut_answers import cut_at

@@ -13,8 +13,9 @@ from decode.common.errors import ConfigError, InputError
 from decode.config import ChatConfig, ModelConfig
 from decode.models.chat_template import settled
 from decode.models.load import describe_model
-from distill.config import DataConfig, PromptConfig, ResponseSampling
+from distill.config import PromptConfig, ResponseSampling
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
 from distill.prompts.chat import check_words, encode_chat, encode_prompt
 from distill.records.record_folder import RecordFolder
 from distill.runtimes import transformers_runtime

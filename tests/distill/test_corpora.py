@@ -12,9 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from decode.common.errors import InputError
-from distill.config import DataConfig, DistillConfig
-from distill.corpora import Document, load_corpus
-from distill.corpora.corpus import split_of
+from distill.config import DistillConfig
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
+from distill.corpora.corpus import Document, split_of
 from distill.corpora.messages import read_message
 from tests.commands import built
 

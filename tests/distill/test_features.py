@@ -16,15 +16,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from decode.common.checked_json import read_json, write_json
 from decode.common.errors import ConfigError, InputError
-from distill.config import (
-    DataConfig,
-    DistillConfig,
-    FeatureCodeName,
-    FeatureConfig,
-    PromptConfig,
-    RecordsConfig,
-    TargetConfig,
-)
+from distill.config import DistillConfig, PromptConfig, TargetConfig
+from distill.corpora.config import DataConfig
+from distill.records.config import FeatureCodeName, FeatureConfig, RecordsConfig
 from distill.records.feature_codes import CODES, FeatureCode, FeatureLayout, grid_of, off_grid, on_grid
 from distill.records.feature_fitting import CODE_FILE, LONG, calibrate, code_bytes
 from distill.records.record_folder import RecordFolder

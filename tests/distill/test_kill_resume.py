@@ -15,9 +15,10 @@ from accelerate import PartialState
 from decode.common import checked_json
 from decode.common.checked_json import read_json
 from distill import responses, stage
-from distill.config import DataConfig
-from distill.corpora import Document, configured
+from distill.corpora import configured
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
+from distill.corpora.corpus import Document
 from distill.records import record_folder as records
 from distill.records.record_folder import RecordFolder
 from distill.records.record_manifest import ShardSummary

@@ -15,7 +15,7 @@ from decode.common.compose import compose
 from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from decode.drafters.base import Batch, Step
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from distill.objectives.credits import (
     Rounds,
     chances_begun,

@@ -20,9 +20,10 @@ from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from decode.models.load import describe_model
-from distill.config import RecordsConfig, ResponseSampling, TargetConfig
+from distill.config import ResponseSampling, TargetConfig
 from distill.engines import http_client
 from distill.objectives.target_distribution import SparseRows
+from distill.records.config import RecordsConfig
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences
 from distill.stage import run

@@ -15,9 +15,12 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseSampling
-from distill.corpora import Corpus, Document, Split, configured, load_corpus
+from distill.config import DistillConfig, PromptConfig, ResponseSampling
+from distill.corpora import configured
 from distill.corpora.bad_rows import BadRow
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
+from distill.corpora.corpus import Corpus, Document, Split
 from distill.prompts.drawn_prompts import DrawnPrompt, digest, draw_prompts, turns
 from distill.prompts.held_out_count import REPORT_PROMPTS, WINDOW, HeldOutCount, count_held_out
 from distill.prompts.prompt_texts import PromptTexts, file_stamp, write_prompts

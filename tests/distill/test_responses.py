@@ -18,7 +18,8 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
 from decode.models.load import describe_model
 from distill import __main__ as cli
-from distill.config import DataConfig, DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
+from distill.config import DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
+from distill.corpora.config import DataConfig
 from distill.prompts.drawn_prompts import DrawnPrompt
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.responses import OnResponse, Response, Writer, alike, ignored, target_sampler

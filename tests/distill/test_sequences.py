@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from distill.config import DataConfig, DistillConfig
-from distill.corpora import Corpus, load_corpus
+from distill.config import DistillConfig
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
+from distill.corpora.corpus import Corpus
 from distill.objectives.target_distribution import Dense
 from distill.prompts.text_sources import RecordedTexts
 from distill.records.distribution_stores import Layout, StoreName

@@ -12,7 +12,8 @@ import torch
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
-from distill.config import RecordsConfig, ResponseSampling, TargetConfig
+from distill.config import ResponseSampling, TargetConfig
+from distill.records.config import RecordsConfig
 from distill.stage import run
 from tests.distill.engine_runs import ASKED, opened, served_config
 from tests.distill.fake_servers import FakeVllm, fake_vllm

@@ -22,9 +22,11 @@ from decode.models.fingerprint import weights_fingerprint
 from decode.models.load import describe_model
 from decode.models.output_head import head_of
 from distill.__main__ import FIGURES
-from distill.config import DataConfig, PromptConfig, RecordsConfig, TargetConfig
+from distill.config import PromptConfig, TargetConfig
+from distill.corpora.config import DataConfig
 from distill.corpora.corpus import unit_hash
 from distill.objectives.target_distribution import Dense, Sparse
+from distill.records.config import RecordsConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record
 from distill.runtimes.transformers_runtime import TransformersRuntime

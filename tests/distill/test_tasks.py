@@ -14,8 +14,8 @@ import pytest
 
 import distill.corpora.tasks as tasks_module
 from decode.common.errors import InputError
-from distill.config import DataConfig
-from distill.corpora import load_corpus
+from distill.corpora.config import DataConfig
+from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Document, EmptySplitError, Split, split_of
 from distill.corpora.everyday import KINDS as CHAT_KINDS
 from distill.corpora.everyday import everyday_chats
@@ -134,7 +134,8 @@ def test_tasks_are_the_same_in_every_process(tmp_path: Path) -> None:
     """Python's own hash of a text is another one in every process."""
     folder = prose(tmp_path)
     program = (
-        "import sys; from distill.config import DataConfig; from distill.corpora import load_corpus; "
+        "import sys; from distill.corpora.config import DataConfig; "
+        "from distill.corpora.configured import load_corpus; "
         "config = DataConfig(name='tasks', path=sys.argv[1]); "
         "print([one.text for one in load_corpus(config).documents('train')])"
     )

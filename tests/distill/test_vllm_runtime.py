@@ -20,14 +20,8 @@ from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
 from decode.models.load import describe_model
 from distill import __main__ as cli
-from distill.config import (
-    DistillConfig,
-    FeatureConfig,
-    RecordsConfig,
-    ResponseDraftConfig,
-    ResponseSampling,
-    TargetConfig,
-)
+from distill.config import DistillConfig, ResponseDraftConfig, ResponseSampling, TargetConfig
+from distill.records.config import FeatureConfig, RecordsConfig
 from distill.responses import OnResponse, Response, ignored
 from distill.runtimes import vllm_runtime
 from distill.runtimes.kept_responses import kept_responses

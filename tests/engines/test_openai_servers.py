@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.config import DistillConfig, RecordsConfig, ResponseSampling, TargetConfig
+from distill.config import DistillConfig, ResponseSampling, TargetConfig
 from distill.objectives.target_distribution import SparseRows
+from distill.records.config import RecordsConfig
 from distill.records.record_folder import RecordFolder
 from distill.stage import run
 from tests.distill.runs import tiny_config

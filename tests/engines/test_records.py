@@ -19,7 +19,8 @@ from decode.common.checked_json import read_json
 from decode.common.errors import RunError
 from decode.config import ModelConfig
 from decode.models.load import describe_model
-from distill.config import FeatureConfig, RecordsConfig, ResponseDraftConfig, ResponseSampling, TargetConfig
+from distill.config import ResponseDraftConfig, ResponseSampling, TargetConfig
+from distill.records.config import FeatureConfig, RecordsConfig
 from distill.records.record_folder import RecordFolder
 from distill.runtimes import vllm_runtime
 from distill.stage import run

@@ -14,7 +14,7 @@ from decode.config import ModelConfig
 from decode.drafters.provenance import FILE, PROVENANCE
 from decode.models.load import describe_model
 from decode.sampling import own_settings
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from eval import stage
 from eval.config import EvalConfig
 from eval.inputs import check_datastore

@@ -21,7 +21,7 @@ from decode.drafters.saved_draft import describe_draft
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.forward.resume import Lower
 from decode.models.load import describe_model
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas
 from eval.modes.exits import mode

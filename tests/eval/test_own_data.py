@@ -10,7 +10,7 @@ import pytest
 
 from decode.common.errors import ConfigError, UserError
 from decode.drafters.provenance import FILE, PROVENANCE
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from distill.stage import run as distill
 from eval import stage
 from eval.config import EvalConfig

@@ -8,8 +8,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from decode.common.errors import ConfigError, InputError
-from distill.config import DataConfig
-from distill.corpora import Document
+from distill.corpora.config import DataConfig
+from distill.corpora.corpus import Document
 from eval.config import EvalConfig, PromptsConfig
 from eval.inputs import check_held_out
 from eval.prompts.held_out import check_lengths, held_out_prompts, load_prompts

@@ -12,7 +12,7 @@ import pytest
 
 from decode.common.errors import ConfigError
 from decode.config import ModelConfig, SamplingConfig
-from distill.corpora import load_corpus
+from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Split
 from distill.prompts.held_out_count import LEAST_PROMPTS
 from eval.arms import ours as build_arms

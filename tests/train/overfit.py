@@ -14,7 +14,7 @@ from decode.drafters.base import Batch
 from decode.drafters.head_draft import HeadDraft
 from decode.models.load import describe_model
 from decode.models.output_head import ends_of
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from tests.train.toy import head_config, model_config
 from train.drafts.head_blueprint import head_blueprint
 from train.live_target import LiveTarget

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from decode.drafters.lm import LMDraft
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from distill.sequences import TextSequences, TrainSequence
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config

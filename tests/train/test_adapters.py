@@ -108,13 +108,14 @@ def test_adapters_are_of_the_draft_as_it_was_saved(tmp_path: Path, target: Path,
     code = trained("code", "mtp", "base", optimizer="muon")
     assert saved_optimizer(find_checkpoint(code)) == "muon"  # of matrices alone: AdamW has no file beside it
     assert saved_optimizer(find_checkpoint(tmp_path / "base")) == "adamw"
-    drafter = load_drafter(code, target=AutoModelForCausalLM.from_pretrained(target))
+    model = AutoModelForCausalLM.from_pretrained(target)
+    drafter = load_drafter(code, target=model)
     with pytest.raises(UserError, match="is another one"):  # the merged draft, of the same shapes
         load_adapters(drafter, {"code": code / "adapter"})
     with pytest.raises(UserError, match="has a dot in its name"):
         load_adapters(drafter, {"a.b": code / "adapter"})
     with pytest.raises(UserError, match="given a NgramDrafter that came from no folder"):
-        load_adapters(load_drafter("ngram", target=drafter.ends.head.model), {"code": code / "adapter"})
+        load_adapters(load_drafter("ngram", target=model), {"code": code / "adapter"})
     base = {"init_from": str(tmp_path / "base"), "lora": {"rank": 4}}
     with pytest.raises(UserError, match=r"lora.rank=4 with draft.window=8: an adapter lies in a draft as it was saved"):
         trained("other", "eagle3", draft=base | {"window": 8})

@@ -14,8 +14,8 @@ from hypothesis import given
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import load_tokenizer
-from distill.config import ObjectiveConfig
-from distill.corpora import load_corpus
+from distill.corpora.configured import load_corpus
+from distill.objectives.config import ObjectiveConfig
 from distill.records.record_folder import RecordFolder
 from distill.sequences import TextSequences, TrainSequence, record_sequences, text_sequences
 from tests.tiny import tiny_llama

@@ -17,7 +17,7 @@ from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.models import arithmetic
 from decode.models.load import load_model
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
 from train import engine

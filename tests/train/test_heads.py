@@ -21,7 +21,7 @@ from decode.config import ModelConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
 from decode.models.load import describe_model
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_tokenizer
 from tests.train.overfit import NEW_TOKENS, PROMPT, built_head, one_document, overfit

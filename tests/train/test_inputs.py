@@ -21,7 +21,8 @@ from decode.common.errors import ConfigError, UserError
 from decode.config import ModelConfig
 from decode.drafters.base import Batch
 from decode.models.load import describe_model
-from distill.corpora import Corpus, load_corpus
+from distill.corpora.configured import load_corpus
+from distill.corpora.corpus import Corpus
 from distill.objectives.target_distribution import Dense
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decode.acceptance import overlap
 from decode.drafters.base import Batch, Step
 from decode.drafters.lm import LMDraft
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from distill.objectives.scoring import Scores
 from distill.objectives.target_distribution import Dense, FullRows
 from tests.tiny import tiny_llama

@@ -25,7 +25,7 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.saved_head import HEADS
 from decode.models.load import describe_model
 from decode.models.output_head import ends_of, head_of
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from distill.records.record_folder import RecordFolder
 from distill.sequences import RecordSequences, TrainSequence, record_sequences
 from tests.tiny import tiny_llama

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW, Muon
 
 from decode.drafters.lm import LMDraft
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from tests.architectures import random_model
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config

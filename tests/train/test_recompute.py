@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from decode.drafters.base import Batch
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.lm import LMDraft
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from tests.decode.heads import VARIANTS, batch_of, random_head
 from tests.tiny import tiny_llama
 from train.drafts.head_blueprint import TrainableHead

@@ -10,7 +10,8 @@ from typing import Any
 
 from decode.common.typed_config import build
 from decode.config import ModelConfig
-from distill.config import DataConfig, DistillConfig
+from distill.config import DistillConfig
+from distill.corpora.config import DataConfig
 from tests.tiny import save_tiny_target
 from train.config import TrainConfig
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from decode.common.progress import get_logger
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
-from distill.config import ObjectiveConfig
+from distill.objectives.config import ObjectiveConfig
 from distill.objectives.objective import build_objective
 from distill.objectives.scoring import score
 

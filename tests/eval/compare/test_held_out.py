@@ -12,7 +12,7 @@ import pytest
 
 from decode.common.errors import InputError
 from decode.common.typed_config import build
-from distill.config import DataConfig
+from distill.corpora.config import DataConfig
 from distill.datastore import stage as datastore
 from distill.datastore.config import DatastoreConfig
 from eval import __main__ as cli

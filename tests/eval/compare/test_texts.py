@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from decode.common.typed_config import build
-from distill.corpora import load_corpus
+from distill.corpora.configured import load_corpus
 from distill.corpora.tasks import task_prompts
 from eval.arms.vllm_engines import Engines
 from eval.config import EvalConfig
