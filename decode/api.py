@@ -30,7 +30,6 @@ from decode.arguments import (
 )
 from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
-from decode.config import SamplingConfig, sampling_config
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
 from decode.drafters.untrained.config import CHAINS, UNEVEN
@@ -41,6 +40,7 @@ from decode.requests import Endings, Event, Observer, Request
 from decode.sampling.allowed_tokens import Allowed, AllowedTokens, Restriction
 from decode.sampling.asked import asked_processors
 from decode.sampling.audited import Audited
+from decode.sampling.config import SamplingConfig, sampling_config
 from decode.sampling.own_settings import RESTING, say_others
 from decode.sampling.processors import check_processors
 from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
@@ -92,10 +92,10 @@ def generate(
     `model` is any transformers causal LM, or a PeftModel, with the adapter that is on.
     Without a mask, pad tokens (`pad_token_id`, None being the model's own) are padding unless they are end tokens too.
 
-    `settings` are the fields of `decode.config.SamplingConfig`, which says what each means and what it is by default:
-    max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes, replacement,
-    adaptive, confidence, overlap, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty, logit_bias,
-    banned_words and grammar, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
+    `settings` are the fields of `decode.sampling.config.SamplingConfig`, which says what each means and what it is by
+    default: max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes,
+    replacement, adaptive, confidence, overlap, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty,
+    logit_bias, banned_words and grammar, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.

@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, texts, whole, wholes
-from decode.config import SamplingConfig
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import refuse_unsupported
 from decode.models.quantised import refuse_dependent_layers, refuse_dependent_rows
+from decode.sampling.config import SamplingConfig
 
 
 def check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: int) -> None:

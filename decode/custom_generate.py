@@ -36,9 +36,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from decode.api import generate
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, texts
-from decode.config import Rule, SamplingConfig
 from decode.drafters.base import Drafter
 from decode.models.compatibility import CACHE_ARGUMENTS
+from decode.sampling.config import Rule, SamplingConfig
 
 WARPERS = {
     TemperatureLogitsWarper: "temperature",

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 from decode.api import generate
 from decode.autotune.budget import REHEARSED
-from decode.config import SamplingConfig, sampling_config
 from decode.drafters.base import Drafter
 from decode.forward.runner import CAPTURE_AFTER, Look, look_at
 from decode.forward.slot_stack import bucket
 from decode.requests import Event
+from decode.sampling.config import SamplingConfig, sampling_config
 from decode.trees.tree_plans import Shape, parse
 
 SEED = 0x5EED  # of its own: under rejection a draft length must not be chosen by the numbers that a call draws

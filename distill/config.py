@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least
-from decode.config import DrafterConfig, check_sampling
+from decode.config import DrafterConfig
+from decode.sampling.config import check_sampling
 from decode.trees import MOST_NODES
 from distill.corpora.config import DataConfig, check_corpus
 from distill.engines.config import LATER, TargetConfig

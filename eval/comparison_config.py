@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from decode.common.typed_config import require, require_at_least, require_some
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 from train.export.config import EngineName
 
 PLAIN = "plain"

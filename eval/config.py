@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from decode.common.typed_config import require, require_at_least, require_some
-from decode.config import OF_THE_PREFIX, ModelConfig, SamplingConfig, check_temperature
+from decode.config import ModelConfig
+from decode.sampling.config import OF_THE_PREFIX, SamplingConfig, check_temperature
 from distill.corpora.config import DataConfig
 from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
 from eval.modes.compare.drafters_config import DraftersConfig

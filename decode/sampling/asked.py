@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 from decode.sampling.grammar import grammar_of
 from decode.sampling.penalties import penalties
 

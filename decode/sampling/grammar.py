@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require
-from decode.config import GRAMMARS
 from decode.sampling.allowed_tokens import Restriction
+from decode.sampling.config import GRAMMARS
 
 MOST_SPACES = 16
 """Between the parts of a JSON text: enough to indent by, and models fall into writing nothing else."""

@@ -19,7 +19,7 @@ from transformers import (
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import whole
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 
 
 class GeneratedTokenPenalty(LogitsProcessor):

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from decode.acceptance import predicted_speedup
 from decode.autotune.timing import Costs, measure
 from decode.common.progress import progress
-from decode.config import SamplingConfig
 from decode.forward.runner import CAPTURE_AFTER, room_for
+from decode.sampling.config import SamplingConfig
 from decode.trees.tree_plans import chain
 from distill.corpora.corpus import in_groups
 from eval.arms.base import Arm, Sample

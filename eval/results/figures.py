@@ -30,7 +30,7 @@ from eval.results.statistics import (
 )
 
 if TYPE_CHECKING:
-    from decode.config import SamplingConfig
+    from decode.sampling.config import SamplingConfig
     from eval.measure.quality import Quality
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 from eval.arms.ours import drafting
 from eval.comparison_config import named_settings
 from eval.config import EvalConfig

@@ -14,9 +14,10 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from decode import generate, speculative
 from decode.common.errors import ConfigError
-from decode.config import DecodeConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.sampling import own_settings
+from decode.sampling.config import SamplingConfig
 from decode.sampling.penalties import penalties
 from decode.sampling.stopping import StopStrings, eos_ids, own_eos_ids
 from decode.stage import run

@@ -10,9 +10,9 @@ import torch
 
 from decode.api import generate
 from decode.common.errors import ConfigError
-from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.forward.target import CachedModel
+from decode.sampling.config import SamplingConfig
 from decode.trees.tree import Tree, chain_parents
 from decode.verify import block
 from decode.verify.rejection import normalised

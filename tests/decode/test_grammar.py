@@ -17,8 +17,8 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from decode import generate, load_drafter
 from decode.api import Output
 from decode.common.errors import ConfigError
-from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
+from decode.sampling.config import SamplingConfig
 from decode.sampling.grammar import Grammar
 from decode.sampling.processors import History
 from decode.trees.tree import Tree

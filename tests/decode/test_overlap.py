@@ -20,7 +20,7 @@ from decode import Conversation, generate, load_drafter, warm_up
 from decode.api import Output
 from decode.common.environment import resolve_device
 from decode.common.errors import ConfigError, InputError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.base import Context
 from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.beside.other_device import OtherDeviceDrafter
@@ -31,6 +31,7 @@ from decode.forward import passes
 from decode.forward.passes import holding
 from decode.loop import Loop
 from decode.requests import Event, Request
+from decode.sampling.config import SamplingConfig
 from decode.stage import run
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import chain

@@ -12,10 +12,10 @@ from transformers import LogitsProcessor, LogitsProcessorList, TopKLogitsWarper,
 
 from decode import generate
 from decode.common.errors import ConfigError
-from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.forward.capture import capture, host_reads
 from decode.forward.packing import Packing
+from decode.sampling.config import SamplingConfig
 from decode.sampling.penalties import GeneratedTokenPenalty, penalties
 from decode.sampling.processors import History
 from decode.sampling.warp import Sampling, warp

@@ -18,12 +18,13 @@ from transformers import PreTrainedTokenizerFast
 
 from decode import generate, load_drafter, warm_up
 from decode.common.errors import ConfigError, InputError
-from decode.config import ChatConfig, DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import ChatConfig, DecodeConfig, DrafterConfig, ModelConfig
 from decode.forward import runner
 from decode.models.chat_template import DIRECTIVES, reads_clock, settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.load import load_model
 from decode.requests import Event
+from decode.sampling.config import SamplingConfig
 from decode.stage import CYAN, GREEN, RED, RESET, Painter, encode_prompt, run
 from decode.stats import Round, Stats
 from tests.commands import built

@@ -10,8 +10,9 @@ import torch
 
 from decode.api import generate
 from decode.common.errors import ConfigError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.lm import LMDraft
+from decode.sampling.config import SamplingConfig
 from decode.sampling.noise import Noise, row_keys, token_table
 from decode.sampling.warp import Sampling
 from decode.stage import run

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from decode.autotune.timing import Costs
-from decode.config import SamplingConfig
 from decode.forward.runner import CAPTURE_AFTER
+from decode.sampling.config import SamplingConfig
 from eval.measure import timed_run as components
 from eval.measure.cells import Cell, CellRun
 from eval.measure.timed_run import CostMeter, is_plain_chain, promised_speedup

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from eval.measure.continuations import Job, Text, generator

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 from decode.stats import Round
 from eval.arms.base import AUTOREGRESSIVE, TRANSFORMERS
 from eval.measure.alpha import Alphas

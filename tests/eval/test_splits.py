@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from decode.common.errors import ConfigError
-from decode.config import ModelConfig, SamplingConfig
+from decode.config import ModelConfig
+from decode.sampling.config import SamplingConfig
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Split
 from distill.prompts.held_out_count import LEAST_PROMPTS

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import LogitsProcessorList
 
-from decode.config import SamplingConfig
 from decode.drafters.lm import LMDraft
 from decode.forward.target import NodePass
 from decode.sampling.asked import asked_processors
+from decode.sampling.config import SamplingConfig
 from decode.sampling.penalties import penalties
 from decode.sampling.warp import Sampling
 from eval.arms.ours import OurArm

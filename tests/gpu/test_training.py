@@ -22,11 +22,12 @@ from transformers import AutoModelForCausalLM
 from decode import generate, load_drafter
 from decode import stage as decoding
 from decode.common.typed_config import build
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters import unrolled
 from decode.drafters.saved_head import HEADS
 from decode.drafters.unrolled import Unrolled
 from decode.forward.window import Window
+from decode.sampling.config import SamplingConfig
 from distill import stage as distilling
 from distill.config import TargetConfig
 from distill.records.record_folder import RecordFolder

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decode.common.errors import ConfigError
-from decode.config import SamplingConfig
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
+from decode.sampling.config import SamplingConfig
 from distill.engines.vllm_support import drafting_with_model
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, OURS, STATIC, TRANSFORMERS, VLLM, Arm, eos_ids, our_name
 from eval.arms.ours import assisted_arms, lookup_arms, our_arm, plain_arms, renamed

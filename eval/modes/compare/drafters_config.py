@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from decode.common.typed_config import require, require_at_least, require_some, whole
-from decode.config import SamplingConfig, require_scheme
+from decode.config import require_scheme
 from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree, settings_of
+from decode.sampling.config import SamplingConfig
 from eval.comparison_config import OWN, PLAIN, ComparisonConfig
 from eval.modes.compare.way import Way
 

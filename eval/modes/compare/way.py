@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from decode.config import SamplingConfig
 from decode.drafters.untrained.config import UNTRAINED
+from decode.sampling.config import SamplingConfig
 from eval.comparison_config import named_settings
 
 

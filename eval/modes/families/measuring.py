@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from transformers import PreTrainedModel
 
-from decode.config import SamplingConfig
 from decode.drafters.base import Drafter
+from decode.sampling.config import SamplingConfig
 from decode.stats import Round
 from eval.arms.base import Arm
 from eval.arms.ours import OurArm, drafting, our_arm, plain_arms

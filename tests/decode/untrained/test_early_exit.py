@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from decode import generate, load_drafter
 from decode.__main__ import main
 from decode.common.errors import ConfigError, InputError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.base import Context
 from decode.drafters.exit_adapter import ExitAdapter
 from decode.drafters.lm import LMDraft
@@ -25,6 +25,7 @@ from decode.forward.capture import capture
 from decode.forward.resume import layers_of
 from decode.loop import Loop
 from decode.requests import Request
+from decode.sampling.config import SamplingConfig
 from decode.stage import run
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import chain

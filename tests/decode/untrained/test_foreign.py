@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters import drafting
 from decode.drafters.base import Context
 from decode.drafters.lm import LMDraft
@@ -32,6 +32,7 @@ from decode.forward.target import CachedModel
 from decode.loop import Loop
 from decode.models.load import load_model
 from decode.requests import Request
+from decode.sampling.config import SamplingConfig
 from decode.sampling.warp import Sampling, warp
 from decode.stage import run
 from decode.trees.tree import Tree, chain_parents

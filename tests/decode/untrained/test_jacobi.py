@@ -12,7 +12,7 @@ import torch
 
 from decode import generate, load_drafter
 from decode.common.errors import ConfigError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.untrained.cascade import CascadeDrafter
 from decode.drafters.untrained.config import JacobiConfig
 from decode.drafters.untrained.jacobi import JacobiDrafter, JacobiText, Pool, Window, seats
@@ -20,6 +20,7 @@ from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.loop import Loop
 from decode.requests import Request
+from decode.sampling.config import SamplingConfig
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling, warp
 from decode.stage import run

@@ -14,7 +14,7 @@ import torch
 
 from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
-from decode.config import DecodeConfig, DrafterConfig, ModelConfig, SamplingConfig
+from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.untrained.config import NgramConfig
 from decode.drafters.untrained.edit import Alignment, EditDrafter
 from decode.drafters.untrained.index.automaton import DEEPEST, Cursor, Match, SuffixAutomaton
@@ -25,6 +25,7 @@ from decode.drafters.untrained.retrieval import RetrievalDrafter, likeliest, lik
 from decode.drafters.untrained.trie import merged
 from decode.loop import Loop
 from decode.requests import Request
+from decode.sampling.config import SamplingConfig
 from decode.stage import run
 from decode.trees.tree_plans import chain, k_ary
 from tests.tiny import save_tiny_target, tiny_llama

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from decode.common.typed_config import build
-from decode.config import SamplingConfig
+from decode.sampling.config import SamplingConfig
 from eval.arms.ours import OurArm
 from eval.config import EvalConfig
 from eval.measure.cells import Cell
