@@ -95,7 +95,8 @@ def generate(
     `settings` are the fields of `decode.sampling.config.SamplingConfig`, which says what each means and what it is by
     default: max_new_tokens, temperature, top_k, top_p, min_p; verifier, num_draft_tokens, tree, tree_nodes,
     replacement, adaptive, confidence, overlap, strict, lossy; repetition_penalty, presence_penalty, frequency_penalty,
-    logit_bias, banned_words and grammar, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature and filters.
+    logit_bias, banned_words and grammar, which come before `prefix_allowed_tokens_fn`, `logits_processor`, temperature
+    and filters.
 
     With verifier="coupled" the sequences equal those of `drafter=None` with the same seed, for every drafter: exact
     in distribution; equal in fp64; equal in fp32 but for near-ties; bf16 may flip near-ties. temperature=0 is greedy.
