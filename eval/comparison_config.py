@@ -104,9 +104,9 @@ class DecodersConfig(ComparisonConfig):
     """Batch sizes at which transformers' compiled static cache runs; each compiles for tens of seconds on a CPU."""
 
     def __post_init__(self) -> None:
-        self.check_batches("decoders")
         require(bool(self.texts), "decoders.texts is empty; name code, prose or both")
         require_some(self, "decoders.", batch_sizes="[1]", arms="'+decoders.arms.chain4={}'")
+        self.check_batches("decoders")
         unknown = sorted(set(self.fixed) - set(self.arms))
         require(not unknown, f"decoders.fixed names {unknown}, and decoders.arms has {sorted(self.arms)}")
         require_at_least(1, self, "decoders.", "screening_batches", "screening_prompts")

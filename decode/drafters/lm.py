@@ -43,7 +43,8 @@ class LMDraft(nn.Module, Drafter):
         super().__init__()
         self.model, self.tokens = model, tokens
         self.head = head_of(model)
-        vocab = None if isinstance(self.head.module, FewRows) else own_vocab(model.config)  # else its head knows
+        knows = isinstance(model.get_output_embeddings(), FewRows)  # which tokens are drafted
+        vocab = None if knows else own_vocab(model.config)
         self.register_buffer("vocab", vocab, persistent=False)
         self._runner: CachedModel | None = None
         self._last_length = 0  # tokens at which a row is too long for the draft

@@ -85,7 +85,7 @@ def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtyp
     )
     cfg = small(export_dtype=dtype, window=3)
     cfg.target.revision = "abc"
-    blueprint = SimpleNamespace(num_parameters=123, depth=2, attends=None, made_from=None)
+    blueprint = SimpleNamespace(num_parameters=123, depth=2, attends=None, made_from=None, drafts_few=None)
     measured = facts(inputs(blueprint=blueprint), STATE)
     export = _export(
         cfg, inputs(target=target, blueprint=blueprint, window=3, data={"name": "text"}), measured, "weights"

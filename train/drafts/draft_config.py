@@ -68,7 +68,7 @@ OF_A_ROUND = tuple(name for name in get_args(Family) if name not in ("lm", "exit
 """Heads with passes of their own."""
 OWNERS = {
     "depth": OF_A_ROUND,
-    "vocab": ("lm", *OF_A_ROUND),
+    "vocab": (*OF_A_ROUND, "lm"),
     "mlp_layers": ("medusa", "hydra"),
     "prefix_attention": ("hydra",),
     "markov_rank": ("dspark", "dflash2"),

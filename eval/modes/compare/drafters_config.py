@@ -53,11 +53,11 @@ class DraftersConfig(ComparisonConfig):
     settings."""
 
     def __post_init__(self) -> None:
-        self.check_batches("drafters")
         require(bool(self.texts), f"drafters.texts is empty; name some of {', '.join(get_args(Text))}")
         require(len(set(self.texts)) == len(self.texts), f"drafters.texts={self.texts} repeats one; name each once")
         some = {"batch_sizes": "[1]", "draft_lengths": "[4]", "arms": "'+drafters.arms.ngram={draft: ngram}'"}
         require_some(self, "drafters.", **some)
+        self.check_batches("drafters")
         require_at_least(1, self, "drafters.", "screening_prompts")
 
     def texts_with(self, file_kinds: Sequence[str]) -> list[str]:
