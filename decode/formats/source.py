@@ -15,7 +15,7 @@ from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import load_head
 from decode.forward.window import Window, window_in
-from decode.models.few_rows import FIELD, vocab_in
+from decode.models.few_rows import vocab_in
 from decode.models.load import ModelDescription
 from decode.models.small import load_ends
 
@@ -68,8 +68,7 @@ class Source:
     @cached_property
     def few_tokens(self) -> int | None:
         """How many tokens a language model drafts, where these are not all."""
-        fields = {} if self.head_config else read_json(self.folder / "config.json")
-        vocab = vocab_in(fields, str(self.folder)) if fields.get(FIELD) is not None else None
+        vocab = None if self.head_config else vocab_in(read_json(self.folder / "config.json"), str(self.folder))
         return None if vocab is None else len(vocab)
 
     @property

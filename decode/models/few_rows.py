@@ -26,9 +26,10 @@ def own_vocab(config: PretrainedConfig) -> Tensor | None:
 
 def vocab_in(fields: Mapping[str, Any], path: str = "") -> Tensor | None:
     """The same of the fields of its config.json."""
-    ids, size = fields.get(FIELD), fields["vocab_size"]
+    ids = fields.get(FIELD)
     if ids is None:
         return None
+    size = fields["vocab_size"]
     whole = isinstance(ids, list) and bool(ids) and all(type(one) is int for one in ids)
     if not whole or ids != sorted(set(ids)) or not 0 <= ids[0] <= ids[-1] < size:
         raise InputError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def require_peft(lora: AdapterConfig) -> None:
-    """Raise where adapters are asked for and peft is not there."""
+    """Raise ConfigError where adapters are asked for and peft is not there."""
     if lora.rank:
         remedy = f"Install it, {extra('train')}, or train all weights with draft.lora.rank=0"
         require_installed("peft", f"draft.lora.rank={lora.rank}", remedy)
@@ -27,7 +27,7 @@ def require_peft(lora: AdapterConfig) -> None:
 
 def with_adapters(draft: nn.Module, lora: AdapterConfig, task: str | None = None) -> PeftModel:
     """`draft` with new adapters in it, which alone are trained; `task` is peft's name of what it does, None for a head.
-    ConfigError where none of its layers is called as draft.lora.targets says."""
+    ConfigError where it has no layers of draft.lora.targets, or not those that were asked for by name."""
     from peft import LoraConfig, get_peft_model
 
     _check_targets(draft, lora.targets)
