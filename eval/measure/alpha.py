@@ -44,19 +44,22 @@ class Alphas:
                 each[unit] = each.get(unit, np.zeros(2)) + (known.sum(), len(known))
         return np.array(list(each.values()), dtype=float).reshape(-1, 2)
 
+    def promised(self, k: int) -> dict[int, tuple[float, int]]:
+        """Of every row how many tokens its rounds of k drafted tokens promise, and how many such rounds it has: runs of
+        consecutive alphas, or a head's rounds, which end at its depth."""
+        found = {}
+        for row, alpha in self.by_row.items():
+            if alpha.ndim == 2:
+                rounds = torch.from_numpy(alpha[:, :k][np.isfinite(alpha[:, :k]).all(1)])
+            else:
+                rounds = windows(torch.from_numpy(alpha)[None], torch.ones(1, len(alpha), dtype=torch.bool), k)
+            found[row] = (expected_tau(rounds) * len(rounds) if len(rounds) else 0.0, len(rounds))
+        return found
+
     def expected_tau(self, k: int) -> float:
-        """Tokens per target pass that k drafted tokens promise, from runs of consecutive alphas, or from a head's
-        rounds, which end at its depth; NaN where all are shorter."""
-        rounds = [alpha[:, :k] for alpha in self.by_row.values() if alpha.ndim == 2]
-        if rounds:
-            every = np.concatenate(rounds)
-            return expected_tau(torch.from_numpy(every[np.isfinite(every).all(1)]))
-        width = max((len(alpha) for alpha in self.by_row.values()), default=0)
-        alpha, valid = torch.zeros(len(self.by_row), width), torch.zeros(len(self.by_row), width, dtype=torch.bool)
-        for i, row in enumerate(self.by_row.values()):
-            alpha[i, : len(row)] = torch.from_numpy(row)
-            valid[i, : len(row)] = True
-        return expected_tau(windows(alpha, valid, k))
+        """Tokens per target pass that k drafted tokens promise; NaN where all texts are shorter."""
+        tokens, rounds = np.array([(0.0, 0), *self.promised(k).values()]).sum(0)
+        return float(tokens / rounds) if rounds else float("nan")
 
 
 @torch.inference_mode()

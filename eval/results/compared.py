@@ -264,6 +264,12 @@ class ArmQuality(BaseModel, frozen=True):
     tau_ratio: float | None = None
     """tau over that of the first arm with the same budget, shape and temperature, paired by seed and prompt."""
     tau_ratio_ci95: Interval | None = None
+    expected_tau: float | None = None
+    """What alpha promises on the target's own text; None for trees, untrained drafts and older files."""
+    expected_tau_ci95: Interval | None = None
+    expected_tau_ratio: float | None = None
+    """Over that of the first arm, like tau_ratio."""
+    expected_tau_ratio_ci95: Interval | None = None
     acceptance_by_position: list[float | None]
     mismatches: int
     near_ties: int

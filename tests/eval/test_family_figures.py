@@ -7,10 +7,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from decode.stats import Round
 from eval.arms.base import Sample
+from eval.measure.alpha import Alphas
 from eval.measure.continuations import Job, Text
 from eval.modes.families import measuring as families_quality
 from eval.modes.families import trainings as budgets
@@ -69,6 +71,8 @@ def test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice(monk
     monkeypatch.setattr(families_quality, "OurArm", lambda *_: ScriptedArm(wrong_row=9))
     monkeypatch.setattr(families_quality, "margin_from", lambda *_: lambda *_: 0.5)
     sizes = {"prompts": 3, "tokens": 3, "other_prompts": 1, "other_tokens": 1, "batch_size": 2}
+    alphas = Alphas({4: np.array([1.0, 0.5, 0.5]), 9: np.array([1.0, 0.0]), 11: np.array([0.5])})
+    monkeypatch.setattr(families_quality, "measure_alpha", lambda *_: {"": alphas})
     cfg = config(temperatures=[1.0], lossless=sizes, timing={"prompts": 1}, families={"shapes": {"chain": {}, "x": {}}})
     model: Any = object()
     (found,) = Judge(cfg, model, {1.0: REFERENCE}).measure(model, ["chain"])
@@ -81,6 +85,7 @@ def test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice(monk
         "mismatches": 1,
         "near_ties": 0,
         "tokens_checked": 8,
+        "promised": [(2.5 + 1.75, 2), (2.0, 1), (0.0, 0)],
     }
 
 
@@ -123,6 +128,9 @@ def test_tau_of_a_group_is_pooled_and_its_outcomes_are_counted_as_often_as_they_
     one, two = entry(0, [[6, 2], [1, 4]]).measured[0], entry(1, [[3, 3], [2, 1]]).measured[0]
     one = one.model_copy(update={"outcomes": [[2, 2, 1], [2, 0, 3]]})
     row = quality_row(Group("a", "tokens", "bf16"), [one, two], 0)
+    assert (row.expected_tau, row.expected_tau_ci95) == (None, None)
+    promised = [one.model_copy(update={"promised": rounds}) for rounds in ([(2.0, 1), (1.0, 1)], [(2.0, 1), (1.0, 1)])]
+    assert quality_row(Group("a", "tokens", "bf16"), promised, 0).expected_tau == 6 / 4
     assert row.tau == 12 / 10
     assert row.tau_by_seed == [7 / 6, 5 / 4]
     assert row.acceptance_by_position == [5 / 8, 1 / 5]

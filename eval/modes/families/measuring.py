@@ -19,6 +19,7 @@ from eval.arms.ours import OurArm, drafting, our_arm, plain_arms
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at
+from eval.measure.alpha import Alphas, measure_alpha
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.continuations import Job, Text, batches
 from eval.measure.losslessness import Check, check, margin_from
@@ -47,6 +48,9 @@ class Measurement(BaseModel, frozen=True):
     mismatches: int
     near_ties: int
     tokens_checked: int
+    promised: list[tuple[float, int]] | None = None
+    """By prompt [tokens that rounds promise, rounds] on the target's own text, from one pass; None for trees, and for
+    drafts without a training face."""
 
 
 class KeptDraft(BaseModel, frozen=True):
@@ -102,14 +106,18 @@ class Judge:
 
     def measure(self, drafter: Drafter, shapes: Sequence[str]) -> list[Measurement]:
         """One per temperature and shape."""
-        return [
-            self._measure(drafter, temperature, shape, settings)
-            for temperature in self.cfg.temperatures
-            for shape, settings in shape_settings(self.cfg.families, self.cfg.decode, temperature).items()
-            if shape in shapes
-        ]
+        found = []
+        for temperature in self.cfg.temperatures:
+            sampling = sampling_at(self.cfg, temperature)
+            (alphas,) = measure_alpha(self.model, {"": drafter}, self.references[temperature], sampling).values()
+            for shape, settings in shape_settings(self.cfg.families, self.cfg.decode, temperature).items():
+                if shape in shapes:
+                    found.append(self._measure(drafter, temperature, shape, settings, alphas))
+        return found
 
-    def _measure(self, drafter: Drafter, temperature: float, shape: str, settings: SamplingConfig) -> Measurement:
+    def _measure(
+        self, drafter: Drafter, temperature: float, shape: str, settings: SamplingConfig, alphas: Alphas
+    ) -> Measurement:
         cfg, reference = self.cfg, self.references[temperature]
         arm = OurArm("draft", self.model, drafter, vars(settings))
         speculate = Speculator(arm, cfg.lossless.batch_size, cfg.seed)
@@ -126,12 +134,20 @@ class Judge:
             mismatches=total.mismatches,
             near_ties=total.near_ties,
             tokens_checked=total.tokens,
+            promised=_promised(alphas, reference, settings),
         )
 
 
 def _counts(rounds: Sequence[Round]) -> list[int]:
     """[tokens emitted, target passes] of one prompt."""
     return [sum(one.emitted for one in rounds), len(rounds)]
+
+
+def _promised(alphas: Alphas, reference: Sequence[Text], settings: SamplingConfig) -> list[tuple[float, int]] | None:
+    if not settings.is_chain or not alphas.by_row:
+        return None
+    found = alphas.promised(settings.num_draft_tokens)
+    return [found.get(text.row, (0.0, 0)) for text in reference]
 
 
 def points(cfg: EvalConfig) -> list[Point]:

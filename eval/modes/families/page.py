@@ -86,18 +86,22 @@ def _budget_table(found: Families, budget: str, title: str) -> Table:
     places = list(dict.fromkeys((one.shape, one.temperature) for one in rows))
     own = {(row.arm, row.shape, row.temperature): row for row in rows}
 
-    def tau(place: tuple[str, float]) -> Column:
+    def estimate(place: tuple[str, float], name: str, title: str) -> Column:
         def shown(one: Any) -> str:
             row = own[one.arm, *place]
-            return with_interval(row.tau, row.tau_ci95)
+            return with_interval(getattr(row, name), getattr(row, f"{name}_ci95"))
 
-        return Column(f"tau, {_said(place)}", shown)
+        return Column(f"{title}, {_said(place)}", shown)
 
     def acceptance(place: tuple[str, float]) -> Column:
         return Column(f"acceptance by position, {_said(place)}", lambda one: _by_position(own[one.arm, *place]))
 
+    promised = [place for place in places if any(own[one.arm, *place].expected_tau is not None for one in trained)]
+    taus = [estimate(place, "tau", "tau") for place in places]
+    taus += [estimate(place, "expected_tau", "expected tau") for place in promised]
     note = f"Means over seeds {found.budgets.seeds}; brackets are 95% intervals over seeds and prompts."
-    return Table(title, [*_TRAINING, *map(tau, places), *map(acceptance, places[:1])], trained, note)
+    shown = [*_TRAINING, *taus, *map(acceptance, places[:1])]
+    return Table(title, shown, trained, note)
 
 
 def _ratio_table(found: Families) -> Table:
@@ -105,8 +109,16 @@ def _ratio_table(found: Families) -> Table:
     rows = [one for one in found.quality if one.budget == "tokens" and one.tau_ratio is not None]
     first = next(iter(found.arms), "")
     ratio = Column(f"tau over that of {first}", lambda one: with_interval(one.tau_ratio, one.tau_ratio_ci95, 3))
+    shown = [*columns("arm", "shape", "T"), ratio]
+    if any(one.expected_tau_ratio is not None for one in rows):
+        shown.append(
+            Column(
+                f"expected tau over that of {first}",
+                lambda one: with_interval(one.expected_tau_ratio, one.expected_tau_ratio_ci95, 3),
+            )
+        )
     note = "At equal tokens, paired by seed and prompt; an interval that holds 1 tells no difference."
-    return Table(f"Beside {first}", [*columns("arm", "shape", "T"), ratio], rows, note)
+    return Table(f"Beside {first}", shown, rows, note)
 
 
 def _by_position(row: ArmQuality) -> str:

@@ -50,6 +50,10 @@ _OWN = {
     "tau": "Tokens emitted per target pass, the correction or bonus token included, pooled over all passes, prompts "
     "and seeds, on held-out prompts.",
     "tau_ratio": "tau over that of the first arm, paired by seed and prompt.",
+    "expected_tau": "Tokens per target pass that alpha promises, from one pass of target and draft over the target's "
+    "own text: 1 plus, over runs of as many tokens as are drafted, the mean of the sum of products of alpha. Every "
+    "token of the text begins a round, so its interval is narrower than that of tau; the coupled verifier accepts "
+    "slightly less.",
     "tau_ci95": "Percentile bootstrap, 2,000 resamples of seeds and of prompts, each drawn on their own.",
     "draft cost": "Drafting one proposal of the chosen length, timed alone.",
     "draft length": "Chosen for every arm, batch size and temperature on prompts of the validation split, which are "
@@ -100,10 +104,18 @@ def counts(found: Sequence[Measurement]) -> np.ndarray:  # (seeds, prompts, 2)
     return np.array([one.counts for one in found], dtype=float)
 
 
+def promised(found: Sequence[Measurement]) -> np.ndarray | None:  # (seeds, prompts, 2)
+    """Tokens that rounds promise and rounds; None where a training has none."""
+    each = [one.promised for one in found if one.promised is not None]
+    every = np.array(each, dtype=float)
+    return every if len(each) == len(found) and every[..., 1].any() else None
+
+
 def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> ArmQuality:
     """tau, acceptance by position and losslessness over all seeds of a group."""
     each = counts(found)
     rounds = [Outcome(drafted, accepted) for one in found for drafted, accepted, n in one.outcomes for _ in range(n)]
+    expected = promised(found)
     by_position = acceptance_by_position(rounds, max((one.drafted for one in rounds), default=0))
     return ArmQuality(
         arm=group.arm,
@@ -114,6 +126,7 @@ def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> ArmQua
         num_draft_tokens=found[0].num_draft_tokens,
         **described("tau", bootstrap_crossed(each, ratio_of_sums, seed)),
         tau_by_seed=[float(ratio_of_sums(one[None])[0]) for one in each],
+        **({} if expected is None else described("expected_tau", bootstrap_crossed(expected, ratio_of_sums, seed))),
         acceptance_by_position=[finite(value) for value in by_position],
         mismatches=sum(one.mismatches for one in found),
         near_ties=sum(one.near_ties for one in found),
@@ -123,7 +136,11 @@ def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> ArmQua
 
 def tau_ratio(ours: Sequence[Measurement], other: Sequence[Measurement], seed: int) -> Estimate:
     """tau of one group over that of another, paired by seed and prompt."""
-    return bootstrap_crossed(np.concatenate([counts(ours), counts(other)], axis=-1), ratio_of_ratios, seed)
+    return _ratio(counts(ours), counts(other), seed)
+
+
+def _ratio(ours: np.ndarray, other: np.ndarray, seed: int) -> Estimate:
+    return bootstrap_crossed(np.concatenate([ours, other], axis=-1), ratio_of_ratios, seed)
 
 
 def training_row(group: Group, entries: Sequence[KeptDraft], facts: ArmFacts, size: float) -> TrainingRow:
@@ -212,12 +229,16 @@ def _quality(cfg: EvalConfig, groups: Mapping[Group, Any]) -> list[ArmQuality]:
 def _beside_first(
     cfg: EvalConfig, groups: Mapping[Group, Any], group: Group, found: Sequence[Measurement]
 ) -> dict[str, Any]:
-    """tau over that of the first arm, of trainings at equal tokens; {} for the first arm itself."""
+    """tau over that of the first arm, decoded and expected, of trainings at equal tokens; {} for the first arm."""
     first = Group(next(iter(cfg.families.arms)), "tokens", group.code)
     if group.budget != "tokens" or group.is_coded or group == first:
         return {}
     there = measured(groups[first], found[0].temperature, found[0].shape)
-    return described("tau_ratio", tau_ratio(found, there, cfg.seed))
+    told = described("tau_ratio", tau_ratio(found, there, cfg.seed))
+    ours, other = promised(found), promised(there)
+    if ours is not None and other is not None:
+        told |= described("expected_tau_ratio", _ratio(ours, other, cfg.seed))
+    return told
 
 
 def _codes(cfg: EvalConfig, groups: Mapping[Group, Any], run: MeasuredFamilies) -> list[CodeCost]:
