@@ -17,7 +17,7 @@ from decode.models.fingerprint import weights_fingerprint
 from decode.models.output_head import Ends
 from distill.objectives.scoring import MOST_ROWS
 from train.best_score import rule
-from train.checkpoint import TrainState
+from train.checkpoints.state import TrainState
 from train.config import TrainConfig
 from train.drafts.blueprint import TrainableDraft
 from train.export.draft_folder import Export

@@ -25,17 +25,9 @@ from decode.models.output_head import Ends, OutputHead, ends_of, head_of
 from decode.models.small import load_ends
 from distill.prompts.run_chats import bound_to, with_day
 from train.batches import StepReader, readers_of
-from train.checkpoint import (
-    Checkpoints,
-    TrainState,
-    adopt,
-    check_ranks,
-    check_whole,
-    find_checkpoint,
-    read_state,
-    save_unwrapped,
-    saved_optimizer,
-)
+from train.checkpoints.resuming import adopt, check_ranks, check_whole, find_checkpoint, saved_optimizer
+from train.checkpoints.run_checkpoints import Checkpoints, save_unwrapped
+from train.checkpoints.state import TrainState, read_state
 from train.config import TrainConfig
 from train.engine import build_accelerator, check_launcher, warn_of_emulated_products
 from train.fully_sharded import keep_in_checkpoints, shard_draft, shard_target

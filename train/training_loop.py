@@ -19,7 +19,8 @@ from decode.models.output_head import Ends
 from decode.models.structure import decoder_of
 from train import best_score as selection
 from train.batches import PADDING, PackedSource, StepReader
-from train.checkpoint import Checkpoints, TrainState
+from train.checkpoints.run_checkpoints import Checkpoints
+from train.checkpoints.state import TrainState
 from train.config import TrainConfig
 from train.fully_sharded import is_sharded, whole_weights
 from train.live_target import LiveTarget

@@ -21,7 +21,8 @@ from distill.sequences import TextSequences, TrainSequence
 from tests.tiny import tiny_llama
 from tests.train.toy import tiny_config
 from train.batches import PackedSource, StepReader
-from train.checkpoint import Checkpoints, TrainState
+from train.checkpoints.run_checkpoints import Checkpoints
+from train.checkpoints.state import TrainState
 from train.config import TrainConfig
 from train.engine import build_accelerator
 from train.live_target import LiveTarget

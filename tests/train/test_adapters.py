@@ -17,7 +17,7 @@ from decode.drafters.base import Drafter
 from decode.drafters.saved_head import HEADS
 from tests.tiers import by_default
 from tests.train.toy import data_settings, head_config, save_target, tiny_config
-from train.checkpoint import find_checkpoint, saved_optimizer
+from train.checkpoints.resuming import find_checkpoint, saved_optimizer
 from train.stage import run
 
 PROMPT = torch.arange(10, 18)[None]

@@ -19,16 +19,10 @@ from torch import nn
 from torch.optim import AdamW
 
 from decode.common.errors import ConfigError, InputError
-from train.checkpoint import (
-    HIDDEN,
-    Checkpoints,
-    TrainState,
-    adopt,
-    check_ranks,
-    find_checkpoint,
-    read_state,
-    without_aliases,
-)
+from train.checkpoints.resuming import adopt, check_ranks, find_checkpoint
+from train.checkpoints.run_checkpoints import Checkpoints, without_aliases
+from train.checkpoints.state import TrainState, read_state
+from train.checkpoints.whole_folders import HIDDEN
 from train.metric_sums import Sums
 from train.metrics_log import MetricsLog
 
@@ -269,8 +263,8 @@ def test_a_checkpoint_gets_its_name_once_all_of_it_is_on_disk(tmp_path: Path, mo
         done.append(f"{path.name} -> {Path(to).name}")
         return rename(path, to)
 
-    monkeypatch.setattr("train.checkpoint.os.open", watch)
-    monkeypatch.setattr("train.checkpoint.os.fsync", lambda handle: done.append(names.get(handle, "")))
+    monkeypatch.setattr("train.checkpoints.whole_folders.os.open", watch)
+    monkeypatch.setattr("train.checkpoints.whole_folders.os.fsync", lambda handle: done.append(names.get(handle, "")))
     monkeypatch.setattr(Path, "rename", renamed)
     folder = tmp_path / "checkpoints"
     save(Checkpoints(folder, keep=1), 1, 1)

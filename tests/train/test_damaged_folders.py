@@ -32,7 +32,8 @@ from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record
 from tests.train.toy import data_settings, head_config, tiny_config, write_records
-from train.checkpoint import check_whole, read_state
+from train.checkpoints.resuming import check_whole
+from train.checkpoints.state import read_state
 from train.metrics_log import read_metrics
 from train.stage import run
 

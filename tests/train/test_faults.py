@@ -82,11 +82,11 @@ FAULTS = [
     ),
     *noticed_by(
         checkpoint.test_state_survives_to_the_last_bit,
-        ("train.checkpoint:SavedState.state", "Sums(**known[name].model_dump())", "Sums()"),
+        ("train.checkpoints.state:SavedState.state", "Sums(**known[name].model_dump())", "Sums()"),
     ),
     *noticed_by(
         checkpoint.test_old_checkpoints_go_but_never_weights_that_a_kept_one_names,
-        ("train.checkpoint:Checkpoints._drop_old", ".best_step for", ".step for"),
+        ("train.checkpoints.run_checkpoints:Checkpoints._drop_old", ".best_step for", ".step for"),
     ),
     *noticed_by(
         partial(result.test_the_draft_that_is_kept_has_the_best_weights, tied=True),

@@ -25,7 +25,8 @@ from tests.train.small_loop import (
     together,
     weights_of,
 )
-from train.checkpoint import Checkpoints, TrainState, read_state
+from train.checkpoints.run_checkpoints import Checkpoints
+from train.checkpoints.state import TrainState, read_state
 from train.loss import DraftLoss
 from train.metric_sums import Sums
 from train.speed_meter import Meter

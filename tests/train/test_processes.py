@@ -33,7 +33,7 @@ from tests.train.toy import (
     tiny_config,
     tiny_settings,
 )
-from train import checkpoint
+from train.checkpoints import run_checkpoints
 from train.engine import _free_port, build_accelerator
 from train.stage import run
 
@@ -208,7 +208,7 @@ def test_killed_in_a_write_and_resumed_equals_uninterrupted(tmp_path: Path, targ
 
 def _die_in_a_write(times: int) -> None:
     """This process, when a checkpoint is to be given its name the so many-th time."""
-    give, given = checkpoint._give_name, []
+    give, given = run_checkpoints.give_name, []
 
     def name(draft: Path, final: Path) -> None:
         given.append(final)
@@ -216,7 +216,7 @@ def _die_in_a_write(times: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         give(draft, final)
 
-    checkpoint._give_name = name
+    run_checkpoints.give_name = name
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from tests.train.test_checkpoint import OneProcess
 from tests.train.test_shapes import lm
 from tests.train.toy import tiny_config
 from train.best_score import rule, score
-from train.checkpoint import Checkpoints, TrainState
+from train.checkpoints.run_checkpoints import Checkpoints
+from train.checkpoints.state import TrainState
 from train.config import TrainConfig
 from train.drafts import head_blueprint
 from train.drafts.head_blueprint import TrainableHead

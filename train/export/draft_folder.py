@@ -20,7 +20,7 @@ from decode.drafters.head_draft import HeadDraft
 from decode.drafters.provenance import FILE, PROVENANCE, SCHEMA
 from decode.formats.lm import copy_tokenizer, engine_config, generation_config
 from decode.formats.weights import save_tensors
-from train.checkpoint import without_aliases
+from train.checkpoints.run_checkpoints import without_aliases
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a training can go on from after it was killed."""

@@ -1,0 +1,92 @@
+"""Going on from a checkpoint: which one is meant, and whether this run can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import RUN
+from train.checkpoints.run_checkpoints import Checkpoints
+from train.checkpoints.state import SAVED, STATE, read_state
+from train.checkpoints.whole_folders import HIDDEN, copy_whole
+from train.metrics_log import METRICS
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint that `resume=path` means: a checkpoint folder, or the newest one of a run; else InputError."""
+    if HIDDEN.fullmatch(path.name):
+        raise InputError(
+            f"resume={path} was being written, or removed, when its run ended, and may be but a half. Give the run's "
+            "folder, for its last whole checkpoint"
+        )
+    if (path / STATE).is_file():
+        return path
+    newest = Checkpoints(path / "checkpoints", 1).newest()
+    if newest is None:
+        raise InputError(f"resume={path} is neither a checkpoint nor a run folder with one in checkpoints/")
+    return newest
+
+
+def saved_optimizer(checkpoint: Path) -> str:
+    """What trained it: Muon leaves the matrices' state beside that of AdamW, or alone where there are matrices only, as
+    of adapters; DeepSpeed, which has none, takes AdamW."""
+    if (checkpoint / "optimizer_1.bin").is_file():
+        return "muon"
+    import torch  # a bad configuration is refused without it
+
+    alone = checkpoint / "optimizer.bin"
+    if not alone.is_file():
+        return "adamw"
+    state = torch.load(alone, map_location="cpu", weights_only=True, mmap=True)["state"]
+    return "muon" if state and not any("exp_avg" in one for one in state.values()) else "adamw"
+
+
+def check_ranks(checkpoint: Path, processes: int, rows_per_step: int, is_bound: bool) -> None:
+    """ConfigError unless so many processes can go on from a checkpoint: a step must have as many rows as before, and
+    where DeepSpeed has sharded the state (`is_bound`) there must be as many processes. A process that is new has no
+    random generator in the checkpoint, and starts it from the seed."""
+    saved = read_state(checkpoint)
+    rows = saved.rows_per_step
+    if rows is None:
+        config = RUN.read(checkpoint.parents[1] / "run.json").config
+        is_bound, rows = True, config["batch_size"] * config["gradient_accumulation"] * saved.world_size
+    if is_bound and saved.world_size != processes:
+        raise ConfigError(
+            f"{checkpoint} was made by {saved.world_size} processes, and now there are {processes}: the state that "
+            "each of them keeps would not fit. Start as many as before"
+        )
+    if rows != rows_per_step:
+        raise ConfigError(
+            f"{checkpoint} was made by steps of {rows} rows, and now a step has {rows_per_step} (batch_size x "
+            f"gradient_accumulation x {processes} processes), so that some would be read twice or never. Set these for "
+            f"{rows}"
+        )
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise InputError unless all that a run reads of a checkpoint is there: state, kept weights, its part of the
+    log."""
+    saved = read_state(checkpoint)
+    log = checkpoint.parent.parent / METRICS
+    best = Checkpoints(checkpoint.parent, 1).best_weights(saved.best_step or 0)
+    for file, wanted in ((log, True), (best, saved.best_step is not None)):
+        if wanted and not file.is_file():
+            raise InputError(f"{file} is missing, and {checkpoint / STATE} names it: {SAVED.why}. {SAVED.remedy}")
+    if log.stat().st_size < saved.log_position:
+        raise InputError(
+            f"{log} has {log.stat().st_size} bytes, and {checkpoint / STATE} was written at byte {saved.log_position}: "
+            f"lines are missing. {SAVED.remedy}"
+        )
+
+
+def adopt(checkpoint: Path, run: Path) -> Path:
+    """Copy a checkpoint of another run into `run`, with the weights it keeps and its part of the log."""
+    saved = read_state(checkpoint)
+    target = run / "checkpoints" / checkpoint.name
+    Checkpoints(target.parent, 1).sweep()
+    if saved.best_step is not None:
+        copy_whole(checkpoint.with_name(f"best_{saved.best_step:08d}"), target.parent)
+    log = (checkpoint.parent.parent / METRICS).read_bytes()
+    (run / METRICS).write_bytes(log[: saved.log_position])
+    copy_whole(checkpoint, target.parent)  # last: with it, all is there
+    return target
