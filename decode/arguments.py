@@ -16,7 +16,7 @@ from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import refuse_unsupported
-from decode.models.quantised import refuse_dependent_layers, refuse_dependent_rows
+from decode.models.quantisation.quantised import refuse_dependent_layers, refuse_dependent_rows
 from decode.sampling.config import SamplingConfig
 
 

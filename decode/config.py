@@ -14,7 +14,7 @@ from decode.sampling.config import SamplingConfig
 
 Precision = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Scheme = Literal["int8", "int4", "int8_dynamic"]
-"""How torchao quantises a model's linear layers as it is loaded (`decode.models.torchao_schemes`)."""
+"""How torchao quantises a model's linear layers as it is loaded (`decode.models.quantisation.torchao_schemes`)."""
 
 
 def require_scheme(scheme: object, where: str, instead: str) -> None:

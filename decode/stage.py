@@ -24,7 +24,8 @@ from decode.drafters.beside.refusals import check_device, check_foresees, check_
 from decode.drafters.saved_draft import describe_draft, load_drafter
 from decode.models.chat_template import REFUSALS, settled
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 from decode.rehearsal import warm_up
 from decode.requests import Event, check_fits
 from decode.sampling.asked import asked_processors

@@ -12,7 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError, InputError
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora.bad_rows import BadRowCount
 from distill.prompts.chat import encode_prompt

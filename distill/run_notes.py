@@ -5,7 +5,7 @@ from __future__ import annotations
 from decode.common.checked_json import Content, JsonFile, Text
 from decode.common.errors import InputError
 from decode.common.run_folder import RunFolder
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.prompts.text_sources import Texts
 from distill.prompts.texts_note import NOTE, read_note
 from distill.records.record_manifest import RecordedRuntime

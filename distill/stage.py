@@ -16,8 +16,8 @@ from torch import Tensor
 from decode.common.checked_json import write_atomically
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import SLOWEST_RANK, RunFolder, check_run, free_disk_check, on_main, open_run
+from decode.models.describe import ModelDescription, describe_model
 from decode.models.head_targets import check_taps
-from decode.models.load import ModelDescription, describe_model
 from decode.sampling.own_settings import RESTING, say_others
 from distill.config import DistillConfig
 from distill.engines.vllm_support import check_alone

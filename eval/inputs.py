@@ -19,7 +19,8 @@ from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.drafters.untrained.config import UNTRAINED, check_strict, settings_of
 from decode.drafters.untrained.index.datastore import manifest_of
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import ModelDescription, describe_model, load_model
+from decode.models.describe import ModelDescription, describe_model
+from decode.models.load import load_model
 from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, asked_by, say_others
 from decode.sampling.stopping import own_eos_ids

@@ -14,7 +14,7 @@ from decode.common.progress import get_logger
 from decode.common.typed_config import build
 from decode.config import model_folder
 from decode.drafters.provenance import TextOrigin, read_provenance
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.corpora.config import DataConfig
 from distill.prompts.run_chats import with_day
 from distill.records.record_manifest import MANIFEST

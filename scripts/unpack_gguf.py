@@ -13,7 +13,8 @@ from pathlib import Path
 
 from decode.common.errors import InputError, UserError
 from decode.config import ModelConfig
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 
 
 def unpack(file: str, folder: Path) -> None:

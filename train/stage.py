@@ -20,7 +20,8 @@ from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check,
 from decode.common.typed_config import build, known_part
 from decode.config import ModelConfig
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 from decode.models.output_head import Ends, OutputHead, ends_of, head_of
 from decode.models.small import load_ends
 from distill.prompts.run_chats import bound_to, with_day

@@ -18,7 +18,7 @@ from decode.config import ModelConfig
 from decode.models.chat_template import settled
 from decode.models.checkpoint_check import is_quantised
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from distill.corpora.bad_rows import BadRowCount
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus

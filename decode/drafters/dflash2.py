@@ -28,7 +28,7 @@ from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.head_draft import Few
 
 if TYPE_CHECKING:
-    from decode.models.load import ModelDescription
+    from decode.models.describe import ModelDescription
 
 GROUP, TAPS = 16, 2
 """Of a convolution, as published (z-lab/dflash, config.json of Qwen3.8-27B-DFlash2)."""

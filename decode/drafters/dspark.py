@@ -35,7 +35,7 @@ from decode.models.mask_token import check_row, is_zero
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:
-    from decode.models.load import ModelDescription
+    from decode.models.describe import ModelDescription
 
 
 MOST_TAPS = 5

@@ -28,7 +28,7 @@ from decode.forward.window import Window, window_of
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:
-    from decode.models.load import ModelDescription
+    from decode.models.describe import ModelDescription
 
 
 class RecursiveDraft(HeadDraft):

@@ -17,7 +17,7 @@ from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.layers import Extend, Slots
 from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
 from decode.forward.resume import refuse_inseparable
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.output_head import Ends
 from decode.models.small import random_like
 from decode.models.structure import last_norm_of, layers_of

@@ -39,7 +39,7 @@ from decode.models.hidden_states import FINAL
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from decode.models.load import ModelDescription
+    from decode.models.describe import ModelDescription
     from decode.models.output_head import Ends
 
 log = get_logger("decode")

@@ -30,7 +30,7 @@ from decode.drafters.head_draft import Few
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:
-    from decode.models.load import ModelDescription
+    from decode.models.describe import ModelDescription
 
 LATTICE_HEADS = 4
 MOST_ENTRIES = 1 << 25

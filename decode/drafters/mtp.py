@@ -19,9 +19,9 @@ from decode.common.typed_config import require
 from decode.drafters.eagle3 import RecursiveDraft
 from decode.drafters.head_draft import HeadConfig
 from decode.drafters.layers import MLP, Attention, Extend
+from decode.models.describe import ModelDescription
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.models.small import random_like
 

@@ -32,7 +32,7 @@ from decode.models.mask_token import check_row, is_zero, usual_mask
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:
-    from decode.models.load import ModelDescription
+    from decode.models.describe import ModelDescription
 
 log = get_logger("train")
 

@@ -32,13 +32,14 @@ from decode.formats.head import load_published, read_published
 from decode.forward.window import Window, own_window
 from decode.models.adapters import unwrapped
 from decode.models.compatibility import refuse_unsupported
+from decode.models.describe import ModelDescription, describe_loaded, describe_model
 from decode.models.few_rows import keep_few_rows
 from decode.models.fingerprint import changed_since_read, files_fingerprint
-from decode.models.load import ModelDescription, describe_loaded, describe_model, load_model
+from decode.models.load import load_model
 from decode.models.output_head import Ends, ends_of
 from decode.models.padded_rows import with_rows
+from decode.models.quantisation.torchao_schemes import check_runs_here, check_sizes, quantise
 from decode.models.same_tokens import check_same_size, check_same_tokens, tokens_padded_otherwise
-from decode.models.torchao_schemes import check_runs_here, check_sizes, quantise
 
 FAMILIES = ("lm", *HEADS)
 OWN = "mtp"
@@ -62,7 +63,7 @@ def load_drafter(
     (`decode.formats`); a plain transformers folder is an `lm` draft, and so is a causal language model in memory,
     which is taken as it is, where it was asked for. A PeftModel, as target or draft, is the model with the adapter that
     is on. `quantization` (int8, int4, int8_dynamic) rounds the linear layers of a draft in a folder
-    (`decode.models.torchao_schemes`).
+    (`decode.models.quantisation.torchao_schemes`).
     Raises ConfigError for settings that the drafter does not have, and InputError where vocabularies or tokenizers
     differ (where a folder holds no tokenizer files, or a model in memory comes from none, only vocabulary sizes are
     compared), and where a head was trained on other weights than the target has, in its files or in memory; of a

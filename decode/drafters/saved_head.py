@@ -26,9 +26,9 @@ from decode.drafters.medusa import MedusaConfig, MedusaDraft
 from decode.drafters.mtp import MTPConfig, MTPDraft
 from decode.drafters.peagle import PEagleConfig, PEagleDraft
 from decode.drafters.provenance import FILE, TrainedTarget, check_sum, read_provenance
+from decode.models.describe import ModelDescription
 from decode.models.fingerprint import comparable, same_values
 from decode.models.head_targets import check_taps
-from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from decode.sampling.stopping import own_eos_ids
 

@@ -16,7 +16,7 @@ from decode.common.errors import InputError
 from decode.formats.folder import PublishedFolder
 from decode.formats.rope import DEFAULT_BASE, older_rope, written_rope
 from decode.formats.weights import save_tensors
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
     from decode.drafters.head_draft import HeadConfig

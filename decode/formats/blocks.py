@@ -25,7 +25,7 @@ from decode.formats.folder import PublishedFolder
 from decode.formats.mask import HOW, MASK_ID, mask_id, mask_row, mask_vector, write_mask
 from decode.formats.states import ascending, listed, lists, taps_of
 from decode.formats.vocabulary import MARKS, OFFSETS, map_specs, token_maps, vocabulary_of
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

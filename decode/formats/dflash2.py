@@ -22,7 +22,7 @@ from decode.formats.base import Get, Layout, Reader, Spec
 from decode.formats.convolved import convolutions, sizes, told
 from decode.formats.folder import PublishedFolder
 from decode.formats.mask import mask_id, write_mask
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

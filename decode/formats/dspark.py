@@ -27,7 +27,7 @@ from decode.formats.base import EMBEDDING, Get, Layout, Reader, Spec
 from decode.formats.blocks import BIAS, CHANCE, KNOWN
 from decode.formats.folder import PublishedFolder
 from decode.formats.mask import MASK_ID
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

@@ -35,7 +35,7 @@ from decode.formats.base import EMBEDDING, FUSED, OUTPUT, Get, Layout, Reader, S
 from decode.formats.folder import PublishedFolder
 from decode.formats.states import ascending, listed, lists, taps_of
 from decode.formats.vocabulary import map_specs, picked, token_maps, vocabulary_of
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

@@ -25,9 +25,9 @@ from decode.formats.lilicorr import LILICORR
 from decode.formats.medusa import MEDUSA
 from decode.formats.peagle import PEAGLE
 from decode.formats.target_rows import Shipped, check_against_files, check_against_model
+from decode.models.describe import ModelDescription
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 
 LAYOUTS = (EAGLE3, PEAGLE, MEDUSA, DFLASH, DFLASH2, LILICORR, DSPARK)

@@ -19,7 +19,7 @@ from decode.config import ModelConfig
 from decode.formats.base import OUTPUT, Layout, Spec, precision
 from decode.formats.rope import older_rope
 from decode.forward.window import FIELDS, Window
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

@@ -14,7 +14,7 @@ from decode.common.errors import InputError
 from decode.formats.base import EMBEDDING, Get
 from decode.formats.folder import PublishedFolder
 from decode.formats.weights import read_pickle
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.mask_token import usual_mask
 
 if TYPE_CHECKING:

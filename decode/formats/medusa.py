@@ -32,8 +32,8 @@ from decode.drafters.medusa import MedusaConfig
 from decode.formats.base import OUTPUT, Get, Layout, Reader, Spec, check_sizes, named_target, precision
 from decode.formats.folder import PublishedFolder
 from decode.formats.vocabulary import IDS, picked, vocabulary_of
+from decode.models.describe import ModelDescription
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

@@ -23,7 +23,7 @@ from decode.formats.base import Get, Layout, Reader, Spec
 from decode.formats.folder import PublishedFolder
 from decode.formats.mask import HOW, MASK_ID
 from decode.formats.states import ascending
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
     from decode.formats.source import Source

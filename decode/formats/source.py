@@ -15,8 +15,8 @@ from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadConfig, HeadDraft
 from decode.drafters.saved_head import load_head
 from decode.forward.window import Window, window_in
+from decode.models.describe import ModelDescription
 from decode.models.few_rows import vocab_in
-from decode.models.load import ModelDescription
 from decode.models.small import load_ends
 
 

@@ -14,7 +14,7 @@ from decode.drafters.head_draft import HeadConfig
 from decode.formats.base import EMBEDDING, OUTPUT
 from decode.formats.folder import PublishedFolder
 from decode.formats.vocabulary import vocabulary_of
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.output_head import Ends
 
 SAMPLED = 64

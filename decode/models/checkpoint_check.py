@@ -19,7 +19,7 @@ from transformers.utils import logging as hf_logging
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.models.quantiser import refuse_missing_scales
+from decode.models.quantisation.quantiser import refuse_missing_scales
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBas
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from decode.common.errors import InputError
-from decode.models.gguf_file import open_gguf
+from decode.models.gguf.file import open_gguf
 
 if TYPE_CHECKING:
     from decode.config import ModelConfig
@@ -112,7 +112,7 @@ def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
     path = Path(source.path or "")
     try:
         if path.is_file():
-            from decode.models.gguf_tokenizer import gguf_tokenizer  # of use for such files alone
+            from decode.models.gguf.tokenizer import gguf_tokenizer  # of use for such files alone
 
             return gguf_tokenizer(open_gguf(path, "target"))
         return AutoTokenizer.from_pretrained(

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from decode.common.checked_json import read_json
 from decode.models.adapters import plain_names
 from decode.models.checkpoint_files import published_files, weight_files
-from decode.models.quantised import method_of, scheme_of
+from decode.models.quantisation.quantised import method_of, scheme_of
 from decode.models.weight_counts import empty_model
 
 EDGE_BYTES = 1 << 20  # read at both ends of a weight file: cheap for 100 GB, blind to nothing real

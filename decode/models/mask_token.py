@@ -7,7 +7,7 @@ import torch
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.output_head import Ends
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from decode.common.errors import InputError
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 
 def check_same_tokens(target: ModelDescription, draft: ModelDescription) -> None:

@@ -14,8 +14,9 @@ from decode.common.environment import resolve_device
 from decode.config import ModelConfig
 from decode.models.checkpoint_check import check_report, quiet
 from decode.models.compatibility import attention_of
-from decode.models.load import describe_model, read_weights
+from decode.models.describe import describe_model
 from decode.models.output_head import Ends, ends_of
+from decode.models.weights import read_weights
 
 LAYERS = 2
 _HEADS = 4
@@ -86,7 +87,7 @@ def _make_narrow(part: Any) -> None:
 def load_ends(source: ModelConfig) -> Ends:
     """Those of a checkpoint, of which no layer is read into memory: the model is loaded with none.
 
-    Raises InputError as `decode.models.load.describe_model` does.
+    Raises InputError as `decode.models.describe.describe_model` does.
     """
     config = with_layers(describe_model(source, loads=False).config, 0)  # a head that is packed too is reported missing
     with quiet():  # else it lists every weight of the layers that are left out on purpose

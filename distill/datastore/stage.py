@@ -16,7 +16,7 @@ from decode.drafters.untrained.index.datastore import MANIFEST, ORDER_FILE, TOKE
 from decode.drafters.untrained.index.several_texts import BETWEEN
 from decode.models.chat_template import settled
 from decode.models.compatibility import chat_template_hash, load_tokenizer, token_map_hash
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus, Document, in_groups
 from distill.datastore.config import DatastoreConfig

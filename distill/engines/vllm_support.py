@@ -18,8 +18,8 @@ from decode.drafters.saved_draft import DraftDescription
 from decode.forward.window import window_in
 from decode.models.checkpoint_check import is_quantised
 from decode.models.checkpoint_files import read_headers
+from decode.models.describe import ModelDescription
 from decode.models.few_rows import FIELD
-from decode.models.load import ModelDescription
 from distill.engines.config import TargetConfig
 from distill.engines.worker_process import local
 

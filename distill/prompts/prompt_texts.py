@@ -18,7 +18,7 @@ import numpy as np
 
 from decode.common.progress import get_logger
 from decode.models.chat_template import settled
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.corpora.bad_rows import BadRowCount
 from distill.corpora.config import DataConfig

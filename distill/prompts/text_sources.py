@@ -12,7 +12,7 @@ import numpy as np
 
 from decode.common.errors import InputError
 from decode.common.run_folder import sha256_file
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.prompts.prompt_texts import PromptTexts
 from distill.prompts.shown_examples import caption, marked

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from decode.common.errors import ConfigError, InputError
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 

@@ -17,8 +17,8 @@ from decode.common.checked_json import shown, write_atomically
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RUN, RunFolder
+from decode.models.describe import ModelDescription
 from decode.models.fingerprint import comparable
-from decode.models.load import ModelDescription
 from distill.records.distribution_stores import Layout
 from distill.records.feature_codes import FeatureCode
 from distill.records.feature_fitting import CODE_FILE, load_code

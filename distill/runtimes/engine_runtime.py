@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from decode.common.errors import RunError
+from decode.models.describe import ModelDescription
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 from decode.models.output_head import head_of
 from decode.models.small import load_ends
 from decode.models.structure import last_norm_of

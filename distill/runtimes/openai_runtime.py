@@ -16,7 +16,7 @@ import torch
 from decode.common.errors import RunError
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.sampling.stopping import own_eos_ids
 from distill.config import DistillConfig
 from distill.corpora.corpus import unit_hash

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from decode.common.errors import InputError
 from decode.drafters.saved_draft import DraftDescription, describe_draft
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import ResponseDraftConfig
 from distill.records.record_manifest import RecordedRuntime
 from distill.records.recorded_drafts import RecordedDraft

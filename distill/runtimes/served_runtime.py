@@ -11,7 +11,7 @@ from typing import Literal
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
 from decode.common.run_folder import free_disk_check
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.engines.http_client import refusing
 from distill.engines.vllm_command import states_command

@@ -15,8 +15,9 @@ from decode.drafters.exit_adapter import ExitAdapter
 from decode.drafters.saved_draft import load_drafter
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.models.compatibility import cache_argument
+from decode.models.describe import ModelDescription
 from decode.models.fingerprint import weights_fingerprint
-from decode.models.load import ModelDescription, load_model
+from decode.models.load import load_model
 from decode.models.weight_counts import empty_model
 from distill.config import DistillConfig
 from distill.records.record_manifest import RecordedRuntime

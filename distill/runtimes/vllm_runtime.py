@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import free_disk_check
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.engines.config import STARTED
 from distill.engines.vllm_support import (

@@ -21,7 +21,7 @@ from decode.common.errors import RunError
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.drafters.saved_draft import DraftDescription, describe_draft
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.certificate_parts import Departure, Part, State, compare, is_done, measure_padding

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
-from decode.models.load import ModelDescription, load_model
+from decode.models.describe import ModelDescription
+from decode.models.load import load_model
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, TRANSFORMERS, UNQUANTISED, Arm
 from eval.arms.ours import OurArm, assisted_arms, assisted_refusal, drafting, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import assisted_settings

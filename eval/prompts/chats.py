@@ -13,7 +13,7 @@ from decode.common.run_folder import RunFolder, open_run
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.corpora.config import TEXT_ALONE, DataConfig
 from distill.prompts.run_chats import bound_to
 from eval.config import EvalConfig

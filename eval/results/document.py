@@ -12,8 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from decode.common.environment import environment, git_state
-from decode.models.load import ModelDescription
-from decode.models.quantised import method_of
+from decode.models.describe import ModelDescription
+from decode.models.quantisation.quantised import method_of
 from eval.arms.base import ASSISTED, UNQUANTISED
 from eval.arms.ours import HAS_WINDOW, assisted_refusal
 from eval.arms.transformers_arms import assisted_settings

@@ -30,9 +30,9 @@ from decode.drafters.lm import LMDraft
 from decode.forward.runner import CAPTURE_AFTER
 from decode.forward.target import CachedModel
 from decode.models.compatibility import refuse_unsupported
+from decode.models.describe import describe_model
 from decode.models.head_targets import check_taps, strangeness
 from decode.models.hidden_states import FINAL, Taps
-from decode.models.load import describe_model
 from decode.models.output_head import ends_of, head_of
 from decode.models.small import load_ends
 from decode.models.structure import decoder_of

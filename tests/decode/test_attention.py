@@ -25,7 +25,7 @@ from decode.drafters.lm import LMDraft
 from decode.forward.attention import WAYS, attending, layer_masks, long_way, products_are_faster, short_way
 from decode.forward.window import Window, own_window, set_window
 from decode.loop import Loop
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from decode.requests import Request
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import Shape, chain, k_ary

@@ -17,7 +17,8 @@ from decode import generate, load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.models.compatibility import load_tokenizer
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 from distill.records.record_folder import RecordFolder
 from distill.stage import run
 from tests.distill.runs import tiny_config
@@ -213,7 +214,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_what_is_no_model_is_said_before_weights_are_read(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("decode.models.load.gguf_weights", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("decode.models.weights.gguf_weights", lambda *_: pytest.fail("weights were read"))
     make, told = FAULTS[fault]
     path = make(write_gguf(tmp_path / "folder" / "a.gguf", llama(), tiny_tokenizer(300)))
     with pytest.raises(InputError, match=told):

@@ -17,7 +17,7 @@ from decode import generate, load_drafter
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from tests.decode.checks import ragged_prompts
 from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer

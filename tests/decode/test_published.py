@@ -25,7 +25,7 @@ from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_draft import describe_draft
 from decode.formats.form import published_form
-from decode.models.load import describe_loaded, describe_model
+from decode.models.describe import describe_loaded, describe_model
 from tests.commands import main_of
 from tests.decode.heads import batch_of
 from tests.decode.published_folders import DRAFTED, PUBLISHED, VOCAB, random, save_target

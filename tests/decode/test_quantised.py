@@ -21,8 +21,8 @@ from decode.common.checked_json import read_json, write_json
 from decode.common.errors import InputError
 from decode.common.typed_config import build
 from decode.config import DecodeConfig, ModelConfig
-from decode.models.load import describe_model
-from decode.models.quantiser import PACKAGES
+from decode.models.describe import describe_model
+from decode.models.quantisation.quantiser import PACKAGES
 from distill.config import DistillConfig
 from eval.config import EvalConfig
 from tests.decode.checks import VOCAB, ragged_prompts

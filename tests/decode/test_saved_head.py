@@ -22,7 +22,7 @@ from decode.common.errors import InputError, UserError
 from decode.drafters.provenance import TrainedTarget
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.saved_head import is_of
-from decode.models.load import ModelDescription, describe_loaded
+from decode.models.describe import ModelDescription, describe_loaded
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.decode.heads import random_head
 from tests.tiny import save_tiny_target, tiny_llama

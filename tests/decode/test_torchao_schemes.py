@@ -22,9 +22,10 @@ from decode.forward import quantised_linear
 from decode.forward.packing import Packing
 from decode.forward.quantised_linear import FloatLinear, Int8DynamicLinear, Int8Linear, kind_of
 from decode.forward.runner import captured_at_once
-from decode.models import torchao_schemes
+from decode.models.describe import describe_loaded, describe_model
 from decode.models.fingerprint import weights_fingerprint
-from decode.models.load import describe_loaded, describe_model, load_model
+from decode.models.load import load_model
+from decode.models.quantisation import torchao_schemes
 from eval.modes.compare.drafters_config import DraftersConfig
 from tests.decode.checks import VOCAB, ragged_prompts
 from tests.tiers import by_default

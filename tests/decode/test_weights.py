@@ -23,8 +23,9 @@ from decode.config import ModelConfig
 from decode.drafters.lm import LMDraft
 from decode.models import checkpoint_check
 from decode.models.checkpoint_files import CONFIG
+from decode.models.describe import describe_model
 from decode.models.fingerprint import comparable, weights_fingerprint
-from decode.models.load import describe_model, load_model
+from decode.models.load import load_model
 from decode.models.small import load_ends
 from tests.decode import test_own_mtp as own
 from tests.tiny import MODELS, save_tiny_target, tiny_llama
@@ -47,7 +48,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Headers are not looked at, as those of a hub repository are not."""
-    monkeypatch.setattr("decode.models.load.check_headers", lambda *_: None)
+    monkeypatch.setattr("decode.models.describe.check_headers", lambda *_: None)
 
 
 def with_tensors(**tensors: torch.Tensor | None) -> Damage:

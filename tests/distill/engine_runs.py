@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from decode.common.checked_json import read_json
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import DistillConfig, TargetConfig
 from distill.records.config import FeatureConfig, RecordsConfig, StoreName
 from distill.records.record_folder import RecordFolder

@@ -12,7 +12,7 @@ from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError
 from decode.config import ChatConfig, ModelConfig
 from decode.models.chat_template import settled
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import PromptConfig, ResponseSampling
 from distill.corpora.bad_rows import BadRow
 from distill.corpora.config import DataConfig

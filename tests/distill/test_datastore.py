@@ -17,7 +17,8 @@ from decode.common.typed_config import build
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.untrained.index.datastore import manifest_of
 from decode.drafters.untrained.index.several_texts import BETWEEN
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 from decode.sampling.config import SamplingConfig
 from decode.stage import run as run_decode
 from distill.datastore import stage

@@ -19,7 +19,7 @@ import torch
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import ResponseSampling, TargetConfig
 from distill.engines import http_client
 from distill.objectives.target_distribution import SparseRows

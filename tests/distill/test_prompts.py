@@ -14,7 +14,7 @@ import pytest
 from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import DistillConfig, PromptConfig, ResponseSampling
 from distill.corpora import configured
 from distill.corpora.bad_rows import BadRow

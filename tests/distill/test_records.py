@@ -17,7 +17,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.run_folder import RunFolder
 from decode.common.typed_config import build
 from decode.config import ModelConfig, Scheme
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import TargetConfig
 from distill.records import file_checks, record_shards
 from distill.records.record_folder import IDENTITIES, RecordFolder, RecordWriter

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from decode import load_drafter
 from decode.common.errors import ConfigError, InputError
 from decode.common.typed_config import build
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill import __main__ as cli
 from distill.config import DistillConfig, PromptConfig, ResponseDraftConfig, ResponseSampling
 from distill.corpora.config import DataConfig

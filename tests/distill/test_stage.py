@@ -18,8 +18,8 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.progress import Progress
 from decode.common.sweep_table import Row, comparison
 from decode.config import ModelConfig
+from decode.models.describe import describe_model
 from decode.models.fingerprint import weights_fingerprint
-from decode.models.load import describe_model
 from decode.models.output_head import head_of
 from distill.__main__ import FIGURES
 from distill.config import PromptConfig, TargetConfig

@@ -14,7 +14,7 @@ from safetensors.torch import load
 
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, RunError
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import PromptConfig
 from distill.engines.inside_vllm.vllm_worker import read
 from distill.records.distribution_stores import Layout

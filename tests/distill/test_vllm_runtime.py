@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill import __main__ as cli
 from distill.config import DistillConfig, ResponseDraftConfig, ResponseSampling, TargetConfig
 from distill.records.config import FeatureConfig, RecordsConfig

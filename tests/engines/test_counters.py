@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decode.models.load import describe_loaded
+from decode.models.describe import describe_loaded
 from distill.engines.worker_process import Engine
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine import metrics

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from decode.config import ModelConfig
 from decode.models.compatibility import load_tokenizer
-from decode.models.gguf_tokenizer import CUTS
+from decode.models.gguf.tokenizer import CUTS
 from decode.models.load import load_model
 from tests.decode.test_gguf import gemma3, llama
 from tests.engines.environment import llamacpp_python
@@ -53,7 +53,7 @@ def test_logits_are_those_of_llamacpp(tmp_path: Path, kind: str, monkeypatch: py
     source = ModelConfig(str(tmp_path / "target.gguf"), dtype="float32")
     for ours in (load_model(source), model):
         torch.testing.assert_close(our_log_p(ours), theirs, rtol=0.0, atol=tolerance)
-    monkeypatch.setattr("decode.models.gguf_weights._undone", lambda name, values, *_: values)
+    monkeypatch.setattr("decode.models.gguf.weights._undone", lambda name, values, *_: values)
     as_stored = (our_log_p(load_model(source)) - theirs).abs().max()
     assert as_stored > 100 * tolerance, "norms that count from 1, or rotary pairs side by side, would pass unseen"
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decode.common.errors import ConfigError
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import DistillConfig, ResponseSampling, TargetConfig
 from distill.objectives.target_distribution import SparseRows
 from distill.records.config import RecordsConfig

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from decode.common.checked_json import read_json
 from decode.common.errors import RunError
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import ResponseDraftConfig, ResponseSampling, TargetConfig
 from distill.records.config import FeatureConfig, RecordsConfig
 from distill.records.record_folder import RecordFolder

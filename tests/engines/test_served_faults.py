@@ -8,7 +8,8 @@ import pytest
 
 from decode import load_drafter
 from decode.config import ModelConfig
-from decode.models.load import describe_loaded, load_model
+from decode.models.describe import describe_loaded
+from decode.models.load import load_model
 from distill.engines.server import running
 from distill.engines.vllm_command import serve_command
 from distill.engines.worker_process import environment_of

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from decode.common.errors import ConfigError
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.config import DistillConfig, ResponseSampling, TargetConfig
 from distill.records.record_folder import RecordFolder
 from distill.stage import run

@@ -12,7 +12,7 @@ import pytest
 from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.provenance import FILE, PROVENANCE
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from decode.sampling import own_settings
 from distill.corpora.config import DataConfig
 from eval import stage

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from decode.common.typed_config import build
-from decode.models.load import describe_loaded
+from decode.models.describe import describe_loaded
 from eval import stage
 from eval.config import EvalConfig
 from eval.modes.profile import calls, mode

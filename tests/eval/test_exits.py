@@ -20,7 +20,7 @@ from decode.drafters.exit_adapter import ResidualMLP
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
 from decode.forward.resume import Lower
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.corpora.config import DataConfig
 from eval.config import EvalConfig
 from eval.measure.alpha import Alphas

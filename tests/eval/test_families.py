@@ -13,7 +13,8 @@ from decode import generate
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.run_folder import open_run
 from decode.common.typed_config import build
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 from eval import __main__ as cli
 from eval import stage
 from eval.config import EvalConfig

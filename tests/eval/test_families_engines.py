@@ -9,7 +9,7 @@ import pytest
 
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from eval import __main__ as cli
 from eval import stage
 from eval.modes.families import engines

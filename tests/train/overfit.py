@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from decode import generate
 from decode.drafters.base import Batch
 from decode.drafters.head_draft import HeadDraft
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from decode.models.output_head import ends_of
 from distill.objectives.config import ObjectiveConfig
 from tests.train.toy import head_config, model_config

@@ -13,7 +13,7 @@ from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.stage import run as distill
 from tests.distill.chats import CHATML, DATED, WITHOUT_SYSTEM, chat_config, chats_of, on_day, set_template, write_chats
 from tests.train.toy import tiny_config

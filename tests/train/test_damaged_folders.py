@@ -27,7 +27,7 @@ from decode.common.typed_config import build
 from decode.config import ModelConfig
 from decode.drafters.provenance import read_provenance
 from decode.drafters.saved_draft import describe_draft
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record

@@ -18,7 +18,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from decode.models.output_head import ends_of
 from distill.objectives.target_distribution import SparseRows
 from tests.tiny import tiny_llama

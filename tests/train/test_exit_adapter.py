@@ -18,7 +18,7 @@ from decode.config import ModelConfig
 from decode.drafters.exit_adapter import ExitAdapter
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.untrained.early_exit import EarlyExitDrafter
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from tests.tiny import save_tiny_target
 from tests.train.export.saved_heads import save_head
 from tests.train.toy import data_settings, head_config, metrics, tiny_config

@@ -17,7 +17,8 @@ from decode.common.errors import InputError
 from decode.config import DecodeConfig, DrafterConfig, ModelConfig
 from decode.drafters.saved_draft import describe_draft
 from decode.models.compatibility import load_tokenizer, token_map_hash
-from decode.models.load import describe_model, load_model
+from decode.models.describe import describe_model
+from decode.models.load import load_model
 from decode.sampling.config import SamplingConfig
 from decode.stage import run as decode
 from distill.engines.vllm_support import check_draft

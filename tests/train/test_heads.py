@@ -20,7 +20,7 @@ from decode.common.run_folder import sha256_file
 from decode.config import ModelConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import HEADS
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.objectives.config import ObjectiveConfig
 from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_tokenizer

@@ -20,7 +20,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 from decode.common.errors import ConfigError, UserError
 from decode.config import ModelConfig
 from decode.drafters.base import Batch
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus
 from distill.objectives.target_distribution import Dense

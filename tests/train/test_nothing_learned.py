@@ -23,7 +23,7 @@ from decode.common.errors import ConfigError, RunError
 from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.drafters.saved_head import HEADS
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from decode.models.output_head import ends_of, head_of
 from distill.objectives.config import ObjectiveConfig
 from distill.records.record_folder import RecordFolder

@@ -16,7 +16,7 @@ from decode import generate, load_drafter
 from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.models.compatibility import attention_of
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from tests.tiny import tiny_tokenizer
 from tests.train.kills import differences
 from tests.train.test_processes import LAUNCHER, launch, on_two_ranks

@@ -14,7 +14,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_draft import HeadDraft
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from decode.models.weight_counts import count_weights
 from tests import commands
 from tests.architectures import random_config

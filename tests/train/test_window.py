@@ -17,7 +17,7 @@ from decode.drafters.base import Batch
 from decode.drafters.eagle3 import Eagle3Draft
 from decode.drafters.lm import LMDraft
 from decode.forward.window import Window, window_in
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.engines.vllm_support import drafting_with_model
 from eval.arms.ours import assisted_arms, assisted_refusal
 from eval.config import EvalConfig

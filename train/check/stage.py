@@ -13,7 +13,7 @@ from decode.formats.form import refuse_single_numbers
 from decode.formats.head import READERS, in_words, read_published
 from decode.formats.rope import plain_rope
 from decode.formats.source import Source
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from train.check.agreement import measure
 from train.check.checks import applicable, findings
 from train.check.config import CheckConfig

@@ -13,7 +13,7 @@ from decode.common.errors import InputError
 from decode.formats.base import Spec
 from decode.formats.form import word_of
 from decode.formats.peagle import HIDDEN
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.output_head import Ends
 from decode.models.small import load_ends
 from train.check.folder import ServedFolder

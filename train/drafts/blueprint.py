@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.drafters.base import Batch
 from decode.forward.window import Window
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.export.draft_folder import Export

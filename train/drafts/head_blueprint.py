@@ -23,9 +23,9 @@ from decode.drafters.saved_draft import config_in, family_of, head_in
 from decode.drafters.saved_head import HEADS, empty_head, expected, is_of
 from decode.formats.form import published_form
 from decode.forward.window import Window
+from decode.models.describe import ModelDescription
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.drafts.adapters import merged, num_trained, require_peft, with_adapters

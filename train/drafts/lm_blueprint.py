@@ -19,8 +19,8 @@ from decode.drafters.lm import LMDraft
 from decode.drafters.pard import Masks, PardDraft, lm_draft, masks_in, set_masks
 from decode.forward.window import Window, own_window, set_window
 from decode.models.compatibility import longest_context
+from decode.models.describe import ModelDescription, describe_model
 from decode.models.few_rows import own_vocab, set_vocab, why_not_few
-from decode.models.load import ModelDescription, describe_model
 from decode.models.mask_token import usual_mask
 from decode.models.output_head import Ends
 from decode.models.padded_rows import with_rows

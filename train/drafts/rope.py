@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decode.formats.rope import FACTOR_BY_LENGTH
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 
 PLAIN_ROPES = ("default", "linear", "dynamic", "llama3", "yarn")  # the others hold factors that fit one head size only
 

@@ -17,7 +17,7 @@ from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.saved_head import HEADS, read_head
 from decode.formats.source import Source
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from train.export.config import ExportConfig
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 from decode.common.checked_json import Content, JsonFile, Size, Text
 from decode.common.errors import InputError
 from decode.drafters.untrained.config import EarlyExitConfig
-from decode.models.load import ModelDescription
-from decode.models.quantised import method_of
+from decode.models.describe import ModelDescription
+from decode.models.quantisation.quantised import method_of
 
 
 class ProfiledTarget(Content):

@@ -34,7 +34,7 @@ from decode.drafters.untrained.mixture import MixtureDrafter
 from decode.drafters.untrained.ngram import NgramDrafter
 from decode.drafters.untrained.retrieval import RetrievalDrafter
 from decode.models.compatibility import load_tokenizer, token_map_hash
-from decode.models.load import ModelDescription, describe_loaded
+from decode.models.describe import ModelDescription, describe_loaded
 
 Load = Callable[..., Drafter]
 """`saved_draft.load_drafter` for a target: path, then settings."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 
 from decode.config import ModelConfig
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from eval.arms.base import VLLM, Arm
 from eval.arms.vllm_engines import Engines
 from eval.comparison_config import ComparisonConfig

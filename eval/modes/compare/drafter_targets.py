@@ -8,7 +8,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig, model_folder
 from decode.drafters.beside.refusals import check_foresees
 from decode.drafters.saved_draft import DraftDescription, describe_draft
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from eval.config import EvalConfig
 from eval.inputs import check_datastore, check_held_out, say_sampling
 from eval.modes.compare.arm_set import Target

@@ -19,7 +19,7 @@ from decode.common.errors import RunError
 from decode.drafters.base import Batch, Step
 from decode.drafters.exit_adapter import ExitAdapter
 from decode.forward.resume import Lower, left_before, refuse_inseparable
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from decode.models.output_head import head_of
 from decode.models.structure import decoder_of, layers_of
 from eval.config import EvalConfig

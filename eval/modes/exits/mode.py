@@ -8,7 +8,7 @@ from typing import Any
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.drafters.untrained.early_exit import refuse_exit
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, sampling_at, settings_at, shared_context
 from eval.measure.alpha import measure_alpha

@@ -13,7 +13,7 @@ from decode.common.compose import compose
 from decode.common.errors import ConfigError, InputError
 from decode.common.run_folder import is_finished
 from decode.common.typed_config import build
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder
 from eval.config import EvalConfig

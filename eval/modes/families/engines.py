@@ -10,7 +10,7 @@ from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
 from decode.formats.form import published_form
 from decode.formats.source import Source
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from eval.modes.families.arms import ArmFacts
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES

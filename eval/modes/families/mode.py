@@ -12,7 +12,7 @@ from decode import load_drafter
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, is_finished
-from decode.models.load import ModelDescription, describe_model
+from decode.models.describe import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
 from eval.comparison_config import shape_settings
 from eval.config import EvalConfig

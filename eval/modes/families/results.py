@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decode.acceptance import acceptance_by_position
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from eval.arms.base import PLAIN_ARMS
 from eval.config import EvalConfig
 from eval.modes.families.arms import ArmFacts, feature_bytes, own_records

@@ -22,8 +22,8 @@ from decode.common.run_folder import check_same_run, is_finished
 from decode.config import model_folder
 from decode.drafters.saved_draft import OWN, config_in, describe_draft
 from decode.drafters.saved_head import HEADS
+from decode.models.describe import ModelDescription
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 from distill import stage as recording
 from distill.records.record_folder import RecordFolder
 from distill.sequences import record_sequences

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from operator import eq
 from typing import Any
 
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from eval.config import EvalConfig
 from eval.modes.served.comparison import intervals
 from eval.modes.served.engine.metrics import Counters, total

@@ -12,7 +12,7 @@ from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
 from decode.config import model_folder
 from decode.drafters.provenance import read_provenance
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.engines.vllm_command import speculation
 from eval.config import EvalConfig
 from train.check import stage as check

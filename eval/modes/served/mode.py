@@ -8,7 +8,7 @@ from pathlib import Path
 
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger
-from decode.models.load import ModelDescription
+from decode.models.describe import ModelDescription
 from distill.engines.worker_process import check_python
 from eval.config import EvalConfig
 from eval.inputs import check_models, shared_context

@@ -15,7 +15,7 @@ import pytest
 
 from decode.common.typed_config import build
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from eval.config import EvalConfig
 from eval.modes.served.folders import ServedDraft, prepare
 from eval.modes.served.results import Conclusion, ServedSpeed

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from decode.common.errors import InputError
 from decode.common.typed_config import build
 from decode.config import ModelConfig
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from distill.engines.vllm_command import speculation
 from eval.config import EvalConfig
 from eval.modes.served.engine.jobs import Job, command, jobs, target_options

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from decode import load_drafter
 from decode.config import ModelConfig
-from decode.models.load import ModelDescription, describe_model, load_model
+from decode.models.describe import ModelDescription, describe_model
+from decode.models.load import load_model
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters, total
 from eval.modes.served.faults.counting import Texts, along, count

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 
 from decode.config import ModelConfig
 from decode.formats.source import Source
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.export.saved_heads import save_head
 from train.check.folder import open_folder

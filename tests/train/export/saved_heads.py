@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from decode.common.checked_json import read_json
 from decode.drafters.head_draft import HeadDraft
-from decode.models.load import describe_loaded
+from decode.models.describe import describe_loaded
 from decode.models.output_head import ends_of
 from tests.decode.heads import random_head
 from tests.tiny import tiny_llama, tiny_tokenizer

@@ -26,7 +26,7 @@ from decode.config import ModelConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.provenance import FILE
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from tests.tiny import exaone_moe_config, tiny_tokenizer
 from tests.train.check.folders import DRAFTS, SHAPE, TARGETS, VOCAB, Folders, config_of, save_draft_model
 from tests.train.export.saved_heads import save_head

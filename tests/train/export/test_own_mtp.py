@@ -17,7 +17,7 @@ from decode.config import ModelConfig
 from decode.drafters.mtp import own_mtp
 from decode.formats import mtp as layout
 from decode.formats.mtp import OWN_MTP
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from tests.tiny import exaone_moe_config, tiny_tokenizer
 from tests.train.own_layer import INDEX, add_own_layer
 from tests.train.toy import head_config

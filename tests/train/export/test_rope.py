@@ -16,7 +16,7 @@ from decode.common.errors import ConfigError
 from decode.config import ModelConfig
 from decode.formats.head import read_published
 from decode.formats.rope import older_rope_of, plain_rope
-from decode.models.load import describe_model
+from decode.models.describe import describe_model
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.export.saved_heads import export, save_head
 from tests.train.export.test_own_mtp import published, trained

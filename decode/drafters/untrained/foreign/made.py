@@ -14,7 +14,8 @@ from decode.drafters.untrained.foreign.drafter import ForeignDrafter
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
 from decode.drafters.untrained.foreign.spelling import Spelling
 from decode.formats.form import published_form
-from decode.models.load import ModelDescription, describe_model, load_model
+from decode.models.describe import ModelDescription, describe_model
+from decode.models.load import load_model
 
 LEAST_SHARED = 0.05
 """Of the smaller vocabulary: two with nothing in common but the letters of Latin script have less."""

@@ -10,7 +10,7 @@ from typing import Literal
 from transformers import PreTrainedModel
 
 from decode.common.progress import get_logger
-from decode.models.load import describe_loaded
+from decode.models.describe import describe_loaded
 from eval.modes.served.engine.metrics import Counters, total
 from eval.modes.served.faults.counting import Texts, along, count
 from eval.modes.served.faults.inputs import GIVEN, LOST

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from decode.drafters.eagle3 import usual_taps
 from decode.formats.states import listed
+from decode.models.describe import ModelDescription
 from decode.models.hidden_states import FINAL
-from decode.models.load import ModelDescription
 from train.check.folder import open_folder
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, TorchAoConfig
 from decode.common.environment import resolve_device
 from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
-from decode.models.quantised import SCHEMES, method_of
+from decode.models.quantisation.quantised import SCHEMES, method_of
 from decode.models.weight_counts import empty_model
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from decode.common.errors import InputError
 from decode.models.checkpoint_files import CONFIG
-from decode.models.gguf_file import FREQUENCIES, GgufFile
+from decode.models.gguf.file import FREQUENCIES, GgufFile
 
 FOLDER = "Give the folder of the model in transformers format"
 FIELDS = {

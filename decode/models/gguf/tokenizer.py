@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from decode.common.errors import InputError
-from decode.models.gguf_file import GgufFile
+from decode.models.gguf.file import GgufFile
 
 PREFIX = "tokenizer.ggml."
 CONTROL, USER_DEFINED = 3, 4

@@ -13,7 +13,7 @@ from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from decode.common.errors import InputError
-from decode.models.quantised import method_of, settings_of
+from decode.models.quantisation.quantised import method_of, settings_of
 from decode.models.weight_counts import empty_model
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.common.extras import extra, require_installed
-from decode.models.gguf_header import Header, StoredTensor, read_header, read_texts
+from decode.models.gguf.header import Header, StoredTensor, read_header, read_texts
 
 FREQUENCIES = "rope_freqs.weight"
 MAGIC = b"GGUF"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from decode.models.gguf_file import FREQUENCIES, GgufFile
+from decode.models.gguf.file import FREQUENCIES, GgufFile
 from decode.models.weight_counts import empty_model
 
 

@@ -1,0 +1,1 @@
+"""Quantised weights: which can be read, and what quantises plain ones."""
