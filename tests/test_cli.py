@@ -94,7 +94,7 @@ def test_so_it_is_in_a_file(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("count", by_default(1, [6, 50]))
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", by_default(3, STAGES))
 def test_generated_bad_configurations_end_with_a_message(
     call, stage: str, count: int, tmp_path: Path, monkeypatch
 ) -> None:

@@ -35,6 +35,8 @@ NEEDED = {
     "experiment/smollm2_report": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_atlas": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_moved": ["prompts.file=some/questions.jsonl"],
+    "experiment/smollm2_domains": ["prompts.file=some/questions.jsonl"],
+    "experiment/smollm2_stores": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_families": ["prompts.file=some/questions.jsonl"],
     "experiment/smollm2_served": ["prompts.file=some/questions.jsonl"],
     "prompts/spec_bench": ["prompts.file=some/questions.jsonl"],
@@ -55,7 +57,7 @@ def test_a_named_drafter_s_values_are_those_of_its_class(name: str) -> None:
     assert {one: shown.get(one, value) for one, value in defaults.items()} == defaults
 
 
-@pytest.mark.parametrize("option", by_default(16, OPTIONS))
+@pytest.mark.parametrize("option", by_default(8, OPTIONS))
 def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
     group, name = option.split("/")
     refusals = []

@@ -14,6 +14,7 @@ from decode.common.errors import ConfigError
 from decode.common.plain_text import as_argument
 from decode.common.sweep import plan_sweep
 from tests.commands import MINIMUM, ROOT, built, config_class
+from tests.tiers import by_default
 
 TEXTS = [
     "介绍一下你。",
@@ -99,7 +100,7 @@ def test_text_is_taken_as_it_stands() -> None:
         assert value_of(built("decode", ["target.path=some/target", f"prompt={text}"]), "prompt") == text
 
 
-@pytest.mark.parametrize("stage", TEXT_FIELDS)
+@pytest.mark.parametrize("stage", by_default(3, TEXT_FIELDS))
 def test_so_it_is_in_every_stage(stage: str) -> None:
     field = TEXT_FIELDS[stage]
     given = [one for one in MINIMUM[stage] if not one.startswith(f"{field}=")]
@@ -186,16 +187,19 @@ def test_a_group_or_key_of_any_spelling_is_a_message_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("given", "texts"),
-    [
-        ("a,b", ["a", "b"]),
-        ("模型,C#", ["模型", "C#"]),
-        ("007,1e3", ["007", "1e3"]),
-        ("'a, b',c", ["a, b", "c"]),
-        ("choice('a, b',c)", ["a, b", "c"]),
-        ("it's ${HOME},b", ["it's ${HOME}", "b"]),
-        ("'it\\'s'", ["it's"]),
-        ("What's that? ${HOME}", ["What's that? ${HOME}"]),
-    ],
+    by_default(
+        4,
+        [
+            ("a,b", ["a", "b"]),
+            ("模型,C#", ["模型", "C#"]),
+            ("007,1e3", ["007", "1e3"]),
+            ("'a, b',c", ["a, b", "c"]),
+            ("choice('a, b',c)", ["a, b", "c"]),
+            ("it's ${HOME},b", ["it's ${HOME}", "b"]),
+            ("'it\\'s'", ["it's"]),
+            ("What's that? ${HOME}", ["What's that? ${HOME}"]),
+        ],
+    ),
 )
 def test_sweeps_still_sweep(given: str, texts: list[str], tmp_path) -> None:
     arguments = ["-m", f"prompt={given}", "target.path=模型 (v2)", "seed=1,2", f"output_dir={tmp_path}"]

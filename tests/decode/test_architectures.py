@@ -39,6 +39,7 @@ from decode.models.structure import decoder_of
 from decode.trees.tree_plans import chain, k_ary
 from tests.architectures import CONFIGS, REFUSED, SIZES, random_config, random_model
 from tests.decode.checks import check_pathwise_equality, ragged_prompts
+from tests.tiers import by_default
 from tests.tiny import MODELS, tiny_llama
 
 NEW_TOKENS = CAPTURE_AFTER + 6  # the last passes are captured, where they can be
@@ -64,7 +65,7 @@ def test_greedy_text_is_that_of_a_loop_without_cache(name: str) -> None:
         assert torch.equal(alone, want[:1]), shape
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", by_default(10, CONFIGS))
 def test_drawn_text_does_not_depend_on_the_draft(name: str) -> None:
     model = random_model(name)
     plain = generate(model, None, PROMPTS, max_new_tokens=NEW_TOKENS, eos_token_id=(), seed=3).sequences

@@ -371,7 +371,7 @@ def test_experience_is_kept_by_key_until_weights_change() -> None:
     assert experience_of(draft, model) not in (first, second)
 
 
-@pytest.mark.parametrize("kind", ["lm", "medusa"])
+@pytest.mark.parametrize("kind", by_default(1, ["lm", "medusa"]))
 def test_calls_of_the_real_loop_share_what_they_learn(kind: str) -> None:
     """Of the same batch size, room and rule; another rule has its own."""
     model = tiny_llama()

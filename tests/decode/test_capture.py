@@ -68,7 +68,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "reduced"), by_default(2, [("lm", False), ("eagle3", True), *((name, False) for name in VARIANTS)])
+    ("name", "reduced"), by_default(1, [("lm", False), ("eagle3", True), *((name, False) for name in VARIANTS)])
 )
 def test_drafts_over_packed_weights_are_captured(
     name: str, reduced: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from decode.requests import Request
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree, chain_parents
 from decode.trees.tree_plans import chain, k_ary
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 
 PROMPTS = [[5, 9, 2, 5, 9, 2, 5, 9], [1, 8], [4, 4, 6, 3, 2], [9], [7, 7, 1, 7], [2, 3, 2]]
@@ -70,7 +71,7 @@ class Lookup(Drafter):
         return [text[i + size :] for text in self.known for i in range(len(text) - size) if text[i : i + size] == last]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.6])
+@pytest.mark.parametrize("temperature", by_default(1, [0.0, 0.6]))
 @pytest.mark.parametrize("branches", [False, True], ids=["chains", "a tree a row"])
 def test_the_text_is_that_of_plain_decoding(branches: bool, temperature: float) -> None:
     """Ragged rows that are taken over by waiting requests; longer than passes take to be captured."""

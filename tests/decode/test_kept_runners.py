@@ -82,7 +82,7 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_default(5, DRAFTERS))
+@pytest.mark.parametrize("name", by_default(2, DRAFTERS))
 def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter = DRAFTERS[name](model)
@@ -120,7 +120,7 @@ def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     assert torch.equal(waited, text(PROMPTS[0]))
 
 
-@pytest.mark.parametrize("name", by_default(5, DRAFTERS))
+@pytest.mark.parametrize("name", by_default(2, DRAFTERS))
 def test_a_call_inside_an_observer_does_not_meet_the_one_it_is_in(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
     drafter, inner = DRAFTERS[name](model), []
@@ -286,7 +286,7 @@ def test_captures_follow_the_adapter_that_is_on() -> None:
     assert not torch.equal(*texts)
 
 
-@pytest.mark.parametrize("name", ["dspark", "dflash"])
+@pytest.mark.parametrize("name", by_default(1, ["dspark", "dflash"]))
 def test_a_block_that_is_longer_than_the_draft_fits_whatever_the_call_before_was(name: str) -> None:
     model = tiny_llama(num_layers=6, max_position_embeddings=512, dtype=torch.float64).requires_grad_(False)
     head = random_head(name, model)

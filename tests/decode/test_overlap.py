@@ -60,7 +60,7 @@ def test_what_is_drafted_ahead_is_exact(check: str) -> None:
     getattr(overlapped, f"check_{check}")()
 
 
-@pytest.mark.parametrize(("temperature", "k", "batch", "rows", "noise"), by_default(10, CASES))
+@pytest.mark.parametrize(("temperature", "k", "batch", "rows", "noise"), by_default(5, CASES))
 def test_the_text_is_that_of_plain_decoding(
     temperature: float, k: int, batch: int, rows: int | None, noise: float
 ) -> None:
@@ -74,13 +74,16 @@ def test_the_text_is_that_of_plain_decoding(
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"strict": True},
-        {"repetition_penalty": 1.3},
-        {"top_k": 5, "temperature": 0.7},
-        {"verifier": "rejection", "temperature": 0.0},
-        {"verifier": "block", "temperature": 0.0},
-    ],
+    by_default(
+        2,
+        [
+            {"strict": True},
+            {"repetition_penalty": 1.3},
+            {"top_k": 5, "temperature": 0.7},
+            {"verifier": "rejection", "temperature": 0.0},
+            {"verifier": "block", "temperature": 0.0},
+        ],
+    ),
     ids=str,
 )
 def test_so_it_is_with_other_settings(settings: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def draft_of(kind: str, rows: int) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kind", by_default(1, ["tied", "untied", "biased"]))
-@pytest.mark.parametrize(("rows", "drafts"), by_default(2, SIZES))
+@pytest.mark.parametrize(("rows", "drafts"), by_default(1, SIZES))
 def test_a_folder_drafts_the_tokens_that_both_know(
     rows: int, drafts: int, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_folder_drafts_the_tokens_that_both_know(
         assert torch.equal(drafted.sequences, generate(target, None, prompts, mask, **call).sequences)
 
 
-@pytest.mark.parametrize("tree", ["chain", "dynamic", "2x2"])
+@pytest.mark.parametrize("tree", by_default(1, ["chain", "dynamic", "2x2"]))
 def test_no_row_that_only_pads_is_drafted(tree: str, tmp_path: Path, monkeypatch: Any) -> None:
     """Copies of a padding row that is drafted all the time, did it stand for a token."""
     model = draft_of("biased", 304)

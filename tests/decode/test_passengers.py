@@ -22,6 +22,7 @@ from decode.trees.tree import Passengers, Tree, chain_parents, split_passengers,
 from decode.trees.tree_plans import chain
 from tests.decode.checks import ragged_prompts, texts_of
 from tests.decode.drafters import Oracle, OracleTree
+from tests.tiers import by_default
 from tests.tiny import IN_FLOAT64, MODELS, tiny_llama
 
 PROMPTS = [[5, 9, 2, 7, 30, 4], [1, 8], [11, 60, 3, 3]]
@@ -80,7 +81,7 @@ def logits_of(model: PreTrainedModel, tree: Tree) -> tuple[Tensor, Tensor]:
     return split_passengers(logits, tree)
 
 
-@pytest.mark.parametrize("rows", [1, BATCH])
+@pytest.mark.parametrize("rows", by_default(1, [1, BATCH]))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", IN_FLOAT64)
 def test_nodes_say_the_same_and_passengers_what_their_own_text_says(name: str, shape: str, rows: int) -> None:
@@ -153,7 +154,7 @@ class Ridden(Oracle):
         self.fresh.clear()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_default(1, [0.0, 1.0]))
 @pytest.mark.parametrize("kind", [Oracle, OracleTree])
 def test_rounds_with_passengers_accept_and_write_what_rounds_without_do(kind: type[Oracle], temperature: float) -> None:
     """Ragged rows, two of three at a time; each passenger's logits reach the drafter in the next round of its row."""

@@ -30,6 +30,7 @@ from tests.commands import main_of
 from tests.decode.heads import batch_of
 from tests.decode.published_folders import DRAFTED, PUBLISHED, VOCAB, random, save_target
 from tests.faults import Fault, check_caught, noticed_by
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target
 from train.check.replicas import REPLICAS
 from train.check.replicas.base import Served
@@ -53,7 +54,7 @@ def publish(who: str, folder: Path, target: LlamaForCausalLM) -> Path:
     return PUBLISHED[who][0](folder / "a-name-that-tells-nothing", target.model.embed_tokens.weight.detach())
 
 
-@pytest.mark.parametrize("who", PUBLISHED)
+@pytest.mark.parametrize("who", by_default(5, PUBLISHED))
 def test_a_published_head_drafts_what_its_target_writes(who: str, tmp_path: Path, target: LlamaForCausalLM) -> None:
     _, form, family = PUBLISHED[who]
     folder = publish(who, tmp_path, target)

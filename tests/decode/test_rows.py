@@ -190,7 +190,7 @@ def test_a_perfect_draft_is_accepted_beside_short_rows(
 
 
 @uncaptured
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", by_default(6, VARIANTS))
 def test_a_short_row_is_drafted_for_as_if_it_stood_alone(
     model: PreTrainedModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,7 @@ def test_any_width_and_number_of_rows_gives_the_same(scheme: Scheme, width: int)
         assert parted < 0.02, "the same function for any number of rows, but for the order of sums"
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", by_default(1, SCHEMES))
 @pytest.mark.parametrize("temperature", by_default(1, [1.0, 0.0]))
 def test_output_with_a_draft_is_output_without(scheme: Scheme, temperature: float) -> None:
     model, (ids, mask) = quantised(scheme), ragged_prompts(3)
@@ -155,7 +155,7 @@ def test_an_arm_of_a_comparison_quantises_its_draft() -> None:
     assert all(kind_of(layer) is Int8Linear for layer in layers(draft.model).values())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("family", ["eagle3", "medusa"])
+@pytest.mark.parametrize("family", by_default(1, ["eagle3", "medusa"]))
 def test_heads_are_quantised(family: str, tmp_path: Path) -> None:
     save_padded_target(tmp_path / "target", hidden_size=64)
     save_head(tmp_path / "head", tmp_path / "target", family)

@@ -289,7 +289,7 @@ def written(folder: Path) -> int:
     return sum(len(one.ids) - one.meta["prompt_end"] for one in map(records.read, range(len(records))))
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+@pytest.mark.parametrize("chat", by_default(1, [False, True]), ids=["plain", "chat"])
 @pytest.mark.parametrize("batch_size", by_default(1, [3, 1]))
 def test_records_are_those_of_the_target_alone(
     folder: Path, chat: bool, batch_size: int, caplog: pytest.LogCaptureFixture

@@ -15,6 +15,7 @@ from decode.common.errors import UserError
 from decode.drafters.lm import LMDraft
 from decode.models.few_rows import FewRows, keep_few_rows, own_vocab, why_not_few
 from distill.engines.vllm_support import drafting_with_model
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 from tests.train.test_inputs import two_texts
 from tests.train.toy import tiny_config
@@ -35,7 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, target: Path, records: Pat
     return train(tmp_path_factory.mktemp("few") / "lm", target, records)
 
 
-@pytest.mark.parametrize("parallel", [0, 3])
+@pytest.mark.parametrize("parallel", by_default(1, [0, 3]))
 def test_it_drafts_its_tokens_alone_and_the_text_stays_the_targets(
     parallel: int, tmp_path: Path, target: Path, records: Path
 ) -> None:

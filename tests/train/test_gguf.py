@@ -26,6 +26,7 @@ from tests.bad_configurations import good_commands
 from tests.commands import ROOT, main_of
 from tests.decode.test_gguf import FAULTS
 from tests.gguf_files import CHATML, write_gguf
+from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.toy import head_config, tiny_config, write_corpus, write_records
 from train.config import TrainConfig
@@ -196,7 +197,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     return good_commands(tmp_path_factory.mktemp("commands"))
 
 
-@pytest.mark.parametrize(("stage", "key"), NAMED)
+@pytest.mark.parametrize(("stage", "key"), by_default(3, NAMED))
 def test_a_bad_file_ends_a_command_before_anything_is_written(
     tmp_path: Path, commands: dict[str, list[str]], call: Call, stage: str, key: str
 ) -> None:

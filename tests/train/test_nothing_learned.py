@@ -28,6 +28,7 @@ from decode.models.output_head import ends_of, head_of
 from distill.objectives.config import ObjectiveConfig
 from distill.records.record_folder import RecordFolder
 from distill.sequences import RecordSequences, TrainSequence, record_sequences
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 from tests.train.toy import head_config, metrics, model_config, tiny_config, write_records
 from train import training_inputs
@@ -53,6 +54,7 @@ PAIRS = {
 """Objective and credit of each place that p comes from: all of either kind, and none twice for its own sake."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in HEADS},
+    "lilicorr": ("lilicorr", {"candidates": 2}),  # of 16 its lattice takes 45 s here
     "reduced vocabulary": ("eagle3", {"vocab": 100}),
     "prefix layer": ("hydra", {"prefix_attention": True}),
     "dflash": ("dspark", {"markov_rank": 0, "confidence": False, "layout": "fill_in"}),
@@ -100,7 +102,7 @@ def empty_batches(folder: Path, target: Any, p: str, layers: tuple[int, ...]) ->
         yield LiveTarget(target, layers)(batch) if p == "live" else batch
 
 
-@pytest.mark.parametrize("name", ["lm", *VARIANTS])
+@pytest.mark.parametrize("name", by_default(6, ["lm", *VARIANTS]))
 def test_it_counts_nothing_and_every_weight_takes_part(target: Path, every_store: Path, name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(target)
     draft: Any = LMDraft(tiny_llama(300, 16, num_layers=1))

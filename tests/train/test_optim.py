@@ -166,6 +166,7 @@ def test_each_optimizer_follows_its_own_peak() -> None:
         ({}, 4096, "muon", 3.75e-4, 1.25e-3),
         ({"engine": {"name": "deepspeed_zero2"}}, 512, "adamw", 3e-3, 1e-2),
         ({"draft": {"init_from": "x"}}, 1024, "adamw", 1.5e-4, 5e-4),
+        ({"draft": {"init_from": "x", "lora": {"rank": 4}}}, 1024, "adamw", 1.5e-3, 5e-3),
         ({"optimizer": "muon", "draft": {"init_from": "x"}, "lr": 1e-5}, 512, "muon", 1e-5, 1e-3),
         ({"lr": 2e-3}, 512, "adamw", 2e-3, 1e-2),  # it would else move norms and tables alone
         ({"lr": 2e-3, "muon_lr": 5e-3}, 512, "muon", 2e-3, 5e-3),

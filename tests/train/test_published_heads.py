@@ -15,6 +15,7 @@ from decode.common.errors import UserError
 from decode.common.typed_config import build
 from decode.drafters.head_draft import HeadDraft
 from tests.decode.published_folders import PUBLISHED, save_target
+from tests.tiers import by_default
 from tests.train.toy import data_settings, head_settings, metrics
 from train.check.__main__ import main as check
 from train.config import TrainConfig
@@ -50,7 +51,7 @@ def further(output_dir: Path, target: Path, corpus: Path, who: str, folder: Path
     return build(TrainConfig, settings)
 
 
-@pytest.mark.parametrize("who", PUBLISHED)
+@pytest.mark.parametrize("who", by_default(3, PUBLISHED))
 def test_a_published_head_is_trained_further(who: str, tmp_path: Path, target: Path, corpus: Path) -> None:
     folder = publish(who, tmp_path, target)
     run(further(tmp_path / "out", target, corpus, who, folder, steps=8, validate_every=8))
@@ -101,7 +102,7 @@ def test_what_does_not_go_with_it_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("who", ["RedHatAI", "speculators-qwen3", "FasterDecoding", "TGI", "z-lab"])
+@pytest.mark.parametrize("who", by_default(2, ["RedHatAI", "speculators-qwen3", "FasterDecoding", "TGI", "z-lab"]))
 def test_one_that_was_trained_further_is_exported_with_its_own_head(
     who: str, tmp_path: Path, target: Path, corpus: Path
 ) -> None:
@@ -126,7 +127,7 @@ def test_an_engine_that_does_not_know_its_layer_is_not_given_it(
     assert not (tmp_path / "served").exists()
 
 
-@pytest.mark.parametrize("who", PUBLISHED)
+@pytest.mark.parametrize("who", by_default(6, PUBLISHED))
 def test_a_published_head_is_described(
     who: str, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.lm import LMDraft
 from distill.objectives.config import ObjectiveConfig
 from tests.decode.heads import VARIANTS, batch_of, random_head
+from tests.tiers import by_default
 from tests.tiny import tiny_llama
 from train.drafts.head_blueprint import TrainableHead
 from train.drafts.lm_blueprint import TrainableLM
@@ -55,7 +56,7 @@ def draft_of(name: str) -> tuple[Any, Any, Batch]:
     return TrainableHead(head), head, LiveTarget(target, head.taps)(batch_of(target, head, TEXTS))
 
 
-@pytest.mark.parametrize("name", ["lm", *VARIANTS])
+@pytest.mark.parametrize("name", by_default(6, ["lm", *VARIANTS]))
 def test_gradients_are_the_same_of_every_family(name: str) -> None:
     found = []
     for recomputes in (False, True):

@@ -21,6 +21,7 @@ from distill.engines import http_client
 from distill.runtimes import vllm_server
 from tests.distill.fake_servers import FakeVllm
 from tests.fake_server import Answer, serving
+from tests.tiers import by_default
 from tests.train.test_processes import LAUNCHER, launch
 from tests.train.toy import command, data_settings, head_config, head_settings, metrics, tiny_config
 from train.stage import run
@@ -79,7 +80,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder)]
 
 
-@pytest.mark.parametrize("family", ["lm", "eagle3", "medusa"])
+@pytest.mark.parametrize("family", by_default(1, ["lm", "eagle3", "medusa"]))
 def test_it_learns_what_the_target_in_this_process_teaches(
     tmp_path: Path, target: Path, corpus: Path, server: TargetServer, family: str
 ) -> None:
@@ -110,7 +111,8 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"), [({"shifts_after": 30, "shift": 3.0}, "runs other weights than when"), ({}, "all zero at")]
+    ("bad", "told"),
+    by_default(1, [({"shifts_after": 30, "shift": 3.0}, "runs other weights than when"), ({}, "all zero at")]),
 )
 def test_what_cannot_be_the_target_s_ends_the_run_which_goes_on_later(
     tmp_path: Path, target: Path, corpus: Path, server: TargetServer, bad: dict[str, Any], told: str

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from decode.common.errors import ConfigError, RunError
 from distill.objectives.objective import TERMS
+from tests.tiers import by_default
 from tests.train.toy import data_settings, metrics, tiny_config, write_records
 from train import training_loop as loop_module
 from train.config import LEARNS_FROM_TEXT
@@ -54,7 +55,7 @@ def test_recorded_hidden_states_go_through_the_targets_head(tmp_path: Path, targ
     assert stored["alpha"] == pytest.approx(live["alpha"], rel=1e-2)
 
 
-@pytest.mark.parametrize("objective", sorted([*TERMS, "lk_hybrid"]))
+@pytest.mark.parametrize("objective", by_default(3, sorted([*TERMS, "lk_hybrid"])))
 def test_every_objective_trains_on_dense_records(
     tmp_path: Path, target: Path, full_records: Path, objective: str
 ) -> None:

@@ -264,6 +264,20 @@ def _follow(folder: Path, target: ModelDescription, is_adapted: bool) -> None:
     log.info("the head %s was trained on %s; it goes on with %s", folder, before.path, target.path)
 
 
+def _tell_of_other_objective(folder: Path, cfg: TrainConfig) -> None:
+    """On SmolLM2 40 steps of forward_kl lowered the KL of a head that lk_hybrid had trained, and its alpha with it."""
+    provenance = read_provenance(folder)
+    config = (provenance and provenance.config) or {}
+    before = (config.get("objective") or {}).get("name", cfg.objective.name)
+    if before != cfg.objective.name:
+        log.warning(
+            "the head %s was trained by objective=%s, and this run trains by %s: alpha may fall",
+            folder,
+            before,
+            cfg.objective.name,
+        )
+
+
 def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     draft = cfg.draft
     assert draft.init_from is not None
@@ -280,6 +294,7 @@ def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
     )
     config = config_in(folder, target, check=_is_published(folder))
     _follow(folder, target, draft.lora.rank > 0)
+    _tell_of_other_objective(folder, cfg)
     if published_form(folder) and (config.is_recursive or config.family == "peagle"):
         config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
     asked, default = _asked(draft), _asked(DraftConfig(family=draft.family, init_from=draft.init_from))

@@ -30,6 +30,7 @@ from decode.stage import run
 from decode.trees.tree import Tree
 from decode.trees.tree_plans import chain
 from tests.decode.heads import batch_of, random_head
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama
 
 LAYERS, EXIT, DRAFTED = 4, 2, 3
@@ -61,12 +62,15 @@ def check_text() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"batch": 1, "num_draft_tokens": 1},
-        {"tree": "1x1x1"},
-        {"strict": True},
-        {"adaptive": True},
-    ],
+    by_default(
+        2,
+        [
+            {"batch": 1, "num_draft_tokens": 1},
+            {"tree": "1x1x1"},
+            {"strict": True},
+            {"adaptive": True},
+        ],
+    ),
     ids=str,
 )
 @pytest.mark.usefixtures("uncaptured")

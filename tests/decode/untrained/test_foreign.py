@@ -84,7 +84,7 @@ def drafter_of(pair: str, seed: int = 3) -> ForeignDrafter:
 
 
 @pytest.mark.parametrize("tree", by_default(1, ["chain", "2x2x1", "dynamic"]))
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_default(1, [0.0, 1.0]))
 @pytest.mark.parametrize("pair", by_default(1, PAIRS))
 def test_the_text_is_that_of_plain_decoding(pair: str, temperature: float, tree: str) -> None:
     """Ragged prompts that take over rows, halves of characters among them."""

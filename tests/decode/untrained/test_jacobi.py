@@ -26,6 +26,7 @@ from decode.sampling.warp import Sampling, warp
 from decode.stage import run
 from decode.trees.tree_plans import Shape, chain, k_ary
 from tests.decode.untrained.models import draft_lm, target
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -176,12 +177,12 @@ def windows_of_a_call(
 
 
 @pytest.mark.parametrize("ngram", [2, 4])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_default(1, [0.0, 1.0]))
 def test_rows_hear_what_the_target_says_to_their_windows(temperature: float, ngram: int) -> None:
     windows_of_a_call(temperature, ngram, k_ary([2, 1]) if ngram == 4 else chain(2))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", by_default(1, [0.0, 1.0]))
 def test_what_is_said_behind_right_guesses_is_right(temperature: float) -> None:
     """The fixed point of the Jacobi iteration is the text itself, at any temperature."""
     right = 0

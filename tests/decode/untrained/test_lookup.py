@@ -28,6 +28,7 @@ from decode.requests import Request
 from decode.sampling.config import SamplingConfig
 from decode.stage import run
 from decode.trees.tree_plans import chain, k_ary
+from tests.tiers import by_default
 from tests.tiny import save_tiny_target, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("uncaptured")
@@ -91,7 +92,9 @@ def test_memory_forgets_what_is_long_past() -> None:
     assert known[-1] == 9
 
 
-@pytest.mark.parametrize("settings", [{}, {"tree": "dynamic", "tree_nodes": 6}, {"adaptive": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings", by_default(1, [{}, {"tree": "dynamic", "tree_nodes": 6}, {"adaptive": True}]), ids=str
+)
 def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
     """Rows that are taken over by waiting requests, twice, so that the second call finds the first one's texts."""
     model = tiny_llama(dtype=torch.float64).requires_grad_(False)

@@ -23,6 +23,7 @@ from eval.modes.served.faults.reading import Reading, open_reading
 from tests.engines.faults import FAULTS, Fault, setting
 from tests.eval.served.followed import follow
 from tests.eval.served.named import NAMED, UNEXPLAINED
+from tests.tiers import by_default
 from tests.train.check.folders import Folders
 from tests.train.check.test_faults import DAMAGED
 
@@ -96,7 +97,7 @@ def test_every_fault_that_counters_show_is_in_the_table() -> None:
     assert set(NAMED.values()) <= {one.name for one in HYPOTHESES}
 
 
-@pytest.mark.parametrize("draft", ["lm", "eagle3", "medusa", "dspark-reduced"])
+@pytest.mark.parametrize("draft", by_default(2, ["lm", "eagle3", "medusa", "dspark-reduced"]))
 def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -> None:
     """Prompt by prompt, along texts that follow the draft."""
     drafter = load_drafter(toys.folders.draft("llama", draft), toys.target())
@@ -111,7 +112,7 @@ def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -
 
 
 @pytest.mark.parametrize(
-    ("draft", "what"), [("dflash2", 0), ("dflash2", 1), ("dflash2", 2), ("lilicorr", 0), ("lilicorr", 2)]
+    ("draft", "what"), by_default(2, [("dflash2", 0), ("dflash2", 1), ("dflash2", 2), ("lilicorr", 0), ("lilicorr", 2)])
 )
 def test_an_engine_that_drafts_as_dflash_does_is_named(toys: Toys, draft: str, what: int) -> None:
     reading, texts = toys.reading(draft), toys.texts(draft)
@@ -179,7 +180,7 @@ LOST: dict[tuple[str, str], Callable[[Reading], Reading]] = {
 }
 
 
-@pytest.mark.parametrize(("family", "fault"), LOST, ids=": ".join)
+@pytest.mark.parametrize(("family", "fault"), by_default(2, LOST), ids=": ".join)
 def test_what_an_engine_leaves_out_is_named(toys: Toys, family: str, fault: str) -> None:
     draft = draft_of(family)
     texts, whole = toys.texts(draft), toys.reading(draft)

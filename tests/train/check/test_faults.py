@@ -21,7 +21,7 @@ DAMAGED = {"dflash": "dflash", "dspark": "dspark", "lm": "lm"}
 """Of other families the heads of a reduced vocabulary."""
 
 
-@pytest.mark.parametrize("draft", [*DRAFTS, "lm"])
+@pytest.mark.parametrize("draft", by_default(5, [*DRAFTS, "lm"]))
 @pytest.mark.parametrize("kind", by_default(1, ["llama", "qwen3"]))
 def test_a_whole_folder_passes(folders: Folders, kind: str, draft: str) -> None:
     """By the rules of every engine that is written for so."""
@@ -37,7 +37,7 @@ def reads_like_vllm(engine: Engine, source: Source) -> bool:
     return how is not None and known is not None and how.layout is known.layout
 
 
-@pytest.mark.parametrize("fault", EVERY, ids=lambda one: f"{one.family}: {one.name}")
+@pytest.mark.parametrize("fault", by_default(40, EVERY), ids=lambda one: f"{one.family}: {one.name}")
 def test_a_fault_is_found_by_the_check_that_is_about_it(folders: Folders, tmp_path: Path, fault: Fault) -> None:
     draft = DAMAGED.get(fault.family, f"{fault.family}-reduced")
     source = folders.source("llama", draft)

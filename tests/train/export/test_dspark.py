@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from decode.common.checked_json import read_json
 from decode.common.errors import InputError
+from tests.tiers import by_default
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
 
 VOCAB = torch.tensor([0, 1, 7, 8, 200, 299])
@@ -37,7 +38,7 @@ def save(folder: Path, target: Path, name: str, **more: Any) -> Any:
     return save_head(folder, target, "dspark", **given)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", by_default(1, ["float32", "bfloat16"]))
 @pytest.mark.parametrize("name", HEADS)
 def test_a_folder_holds_what_its_config_calls_for(target: Path, name: str, dtype: str, tmp_path: Path) -> None:
     head = save(tmp_path / "head", target, name)

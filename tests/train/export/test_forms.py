@@ -27,6 +27,7 @@ from decode.drafters.head_draft import HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.provenance import FILE
 from decode.models.describe import describe_model
+from tests.tiers import by_default
 from tests.tiny import exaone_moe_config, tiny_tokenizer
 from tests.train.check.folders import DRAFTS, SHAPE, TARGETS, VOCAB, Folders, config_of, save_draft_model
 from tests.train.export.saved_heads import save_head
@@ -59,7 +60,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 
 
 @pytest.mark.usefixtures("uncaptured")
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", by_default(4, DRAFTS))
 def test_an_exported_head_is_read_back_as_it_was(draft: str, folders: Folders) -> None:
     target = LlamaForCausalLM.from_pretrained(folders.target("llama"))
     saved, read = (

@@ -17,6 +17,7 @@ from decode.config import ModelConfig
 from decode.formats.head import read_published
 from decode.formats.rope import older_rope_of, plain_rope
 from decode.models.describe import describe_model
+from tests.tiers import by_default
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.train.export.saved_heads import export, save_head
 from tests.train.export.test_own_mtp import published, trained
@@ -120,7 +121,7 @@ def check_alike(draft: Path, out: Path, copies: Path) -> None:
         assert torch.equal(logits(place, ids), trained), place
 
 
-@pytest.mark.parametrize("start", ["random", "init_from"])
+@pytest.mark.parametrize("start", by_default(1, ["random", "init_from"]))
 @pytest.mark.parametrize("kind", ROPES)
 def test_a_draft_model_has_its_rope_in_both_spellings(kind: str, start: str, corpus: Path, tmp_path: Path) -> None:
     target = save_target(tmp_path / "target", ROPES[kind])
@@ -153,7 +154,7 @@ def test_a_draft_model_of_another_type_names_it_as_older_readers_of_that_type_do
     check_alike(draft, tmp_path / "out", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3.1", "dspark", "dflash"])
+@pytest.mark.parametrize("name", by_default(1, ["eagle3", "eagle3.1", "dspark", "dflash"]))
 @pytest.mark.parametrize("kind", ROPES)
 def test_a_head_has_the_targets_in_both_spellings(kind: str, name: str, tmp_path: Path) -> None:
     """The export itself compares its logits at 24 positions, of which the target's first training saw eight."""
