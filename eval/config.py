@@ -10,10 +10,13 @@ from decode.common.typed_config import require, require_at_least, require_some
 from decode.config import ModelConfig
 from decode.sampling.config import OF_THE_PREFIX, SamplingConfig, check_temperature
 from distill.corpora.config import DataConfig
-from eval.comparison_config import OWN, DecodersConfig, FamiliesConfig, named_settings
+from eval.comparison_config import DecodersConfig, named_settings
+from eval.measure.config import LosslessConfig, PeersConfig, TimingConfig
 from eval.modes.compare.drafters_config import DraftersConfig
 from eval.modes.exits.config import ExitsConfig
+from eval.modes.families.config import FamiliesConfig
 from eval.modes.served.config import ServedConfig
+from eval.prompts.config import PromptsConfig
 from train.config import TrackerConfig
 
 TOKEN_FOR_TOKEN = ("coupled", "greedy")
@@ -25,123 +28,6 @@ Mode = Literal[
 SPEED_OF_RECORDS = "python -m distill --multirun target.runtime=transformers,vllm ..., whose table gives its seconds"
 SIMULATION = "python scripts/overlap_simulation.py --target-ms 30 --draft-ms 3 --alpha 0.8, or --report results.json"
 BANDWIDTH = "python scripts/bandwidth.py FOLDER --shape 8b"
-
-
-@dataclass
-class PromptsConfig:
-    """Which prompts are continued: windows of held-out documents, or the questions of a file."""
-
-    file: str | None = None
-    """JSONL in the layout of Spec-Bench, SPEED-Bench or MT-Bench; None takes windows of the data's held-out split."""
-    tokens: int = 128
-    """Length of a held-out window in tokens; a file's prompts keep their own lengths."""
-    limit: int | None = None
-    """Questions read from the file, spread evenly over it; None reads all."""
-    max_turns: int = 1
-    """Turns of a conversation that become prompts; the answers in between are written by the target beforehand."""
-    label: str = "text"
-    """What the reader is told the text is, in the column `text` of the rows (code, chat ...)."""
-    kinds: dict[str, list[str]] = field(default_factory=dict)
-    """Kind of question -> categories of the file that are of this kind; {} takes its categories as they are.
-    prompts=spec_bench has those of Spec-Bench. mode=drafters and mode=decoders time each kind apart."""
-
-    def __post_init__(self) -> None:
-        require(
-            not self.kinds or self.file is not None,
-            f"prompts.kinds sorts the questions of a file into {', '.join(self.kinds)}, and prompts.file is not set; "
-            "give prompts.file=FILE.jsonl (Spec-Bench's is data/spec_bench/question.jsonl of its repository)",
-        )
-        categories = [one for of_kind in self.kinds.values() for one in of_kind]
-        require(
-            all(self.kinds.values()) and len(set(categories)) == len(categories) and OWN not in self.kinds,
-            f"prompts.kinds={self.kinds}: a kind without categories has no questions, a category in two would count in "
-            f"one of them alone, and {OWN} is what all questions of a file are called. Name each category once",
-        )
-        require(self.tokens >= 1, f"prompts.tokens={self.tokens}; a prompt holds at least 1 token")
-        require(self.limit is None or self.limit >= 2, f"prompts.limit={self.limit}; read at least 2 questions")
-        require(self.max_turns >= 1, f"prompts.max_turns={self.max_turns}; use at least the first turn")
-
-    @property
-    def file_kinds(self) -> list[str]:
-        """The kinds of text that `file` holds; none without one."""
-        return [] if self.file is None else list(self.kinds) or [OWN]
-
-
-@dataclass
-class TimingConfig:
-    """The interleaved run that every speed in the report comes from."""
-
-    prompts: int = 12
-    """Prompts timed; the intervals are over these."""
-    rounds: int = 2
-    """Times that every arm answers every prompt, in a new order each time."""
-    screening_prompts: int = 8
-    """Prompts on which draft length and the peer's setting are chosen, of the validation split or set apart from a
-    file's questions; never reported."""
-    screening_tokens: int = 64
-    """New tokens per prompt while choosing."""
-    batch_size: int = 1
-    """Prompts decoded together."""
-    sweep: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 6])
-    """Draft lengths k timed with the first draft at the first temperature; [] times none."""
-    choose_k: list[int] = field(default_factory=list)
-    """Draft lengths of which the fastest is used for the whole report, by prompts that it does not report; [] uses
-    decode.num_draft_tokens."""
-    cost_repeats: int = 12
-    """Bare forwards per component and round behind the predicted speedup, spread over the prompts of the round."""
-    watts: float | None = None
-    """Every timed mode: power of the machine in watts, for an estimate of joules per token that is marked as one; None
-    reads the counters of the hardware, where there are any."""
-
-    def __post_init__(self) -> None:
-        least = ("prompts", "rounds", "batch_size", "screening_tokens", "cost_repeats", "screening_prompts")
-        require_at_least(1, self, "timing.", *least)
-        require(
-            self.watts is None or 0 < self.watts < float("inf"),
-            f"timing.watts={self.watts}; state a power above 0 in watts, e.g. 65, or null to read the counters",
-        )
-        for name in ("sweep", "choose_k"):
-            lengths = getattr(self, name)
-            require(all(k >= 1 for k in lengths), f"timing.{name}={lengths}; a draft has at least 1 token")
-
-
-@dataclass
-class PeersConfig:
-    """transformers assisted generation, at its best of these settings (constant schedule)."""
-
-    num_assistant_tokens: list[int] = field(default_factory=lambda: [3, 5, 8])
-    """Values of num_assistant_tokens tried; [] leaves the peer out."""
-    confidence_threshold: list[float] = field(default_factory=lambda: [0.0, 0.4])
-    """Values of assistant_confidence_threshold tried with each of them."""
-    prompt_lookup_num_tokens: list[int] = field(default_factory=lambda: [3, 10])
-    """mode=decoders, drafters: values of prompt_lookup_num_tokens tried; [] leaves prompt lookup out."""
-    early_exit_layers: list[int] = field(default_factory=list)
-    """mode=drafters: values of assistant_early_exit tried, layers of the target that draft in transformers' own early
-    exit; [] leaves that out."""
-    early_exit_tokens: list[int] = field(default_factory=lambda: [2, 4])
-    """mode=drafters: values of num_assistant_tokens tried with each of them."""
-    unquantised: bool = False
-    """mode=report: with target.quantization, also load the target as it was before and time it without a draft, and
-    measure how far the quantised one is from it; both are in memory then."""
-    vllm_python: str | None = None
-    """mode=decoders, drafters: interpreter of an environment with vLLM; None leaves vLLM out; `peers=vllm` names
-    ours."""
-    vllm_draft_tokens: list[int] = field(default_factory=lambda: [4])
-    """Draft tokens per pass of vLLM with its draft, with mode=drafters of its prompt lookup (ngram); each in an engine
-    of its own."""
-
-    def __post_init__(self) -> None:
-        tokens, thresholds = self.num_assistant_tokens, self.confidence_threshold
-        require(all(k >= 1 for k in tokens), f"peers.num_assistant_tokens={tokens}; each is at least 1")
-        require(all(0 <= c <= 1 for c in thresholds), f"peers.confidence_threshold={thresholds}; each is in [0, 1]")
-        for name in ("prompt_lookup_num_tokens", "vllm_draft_tokens", "early_exit_layers", "early_exit_tokens"):
-            require(all(k >= 1 for k in getattr(self, name)), f"peers.{name}={getattr(self, name)}; each is at least 1")
-        require(
-            not self.early_exit_layers or bool(self.early_exit_tokens),
-            f"peers.early_exit_layers={self.early_exit_layers} and peers.early_exit_tokens=[]: nothing is left to try. "
-            "Name a number of tokens, or no layer",
-        )
-        require(not tokens or bool(thresholds), "peers.confidence_threshold=[] leaves nothing to try; name one, e.g. 0")
 
 
 @dataclass
@@ -164,29 +50,6 @@ class HeadlineConfig:
         )
         for temperature in temperatures:
             named_settings(self.settings, decode, temperature, "headline.settings")
-
-
-@dataclass
-class LosslessConfig:
-    """Text that the target writes alone: speculative output is compared with it, and alpha is measured on it."""
-
-    prompts: int = 96
-    """Prompts continued for the first draft at the first temperature, the timed ones among them."""
-    tokens: int = 232
-    """New tokens for each of them."""
-    other_prompts: int = 32
-    """Prompts continued for every other draft and temperature, at most `prompts`."""
-    other_tokens: int = 64
-    """New tokens for each of those, at most `tokens`."""
-    batch_size: int = 32
-    """Prompts decoded together."""
-    dtype: Literal["float32", "float64", "auto"] = "float32"
-    """Precision of this part; auto is the target's own, where float32 does not fit."""
-
-    def __post_init__(self) -> None:
-        require_at_least(1, self, "lossless.", "prompts", "tokens", "other_prompts", "other_tokens", "batch_size")
-        self.other_prompts = min(self.other_prompts, self.prompts)
-        self.other_tokens = min(self.other_tokens, self.tokens)
 
 
 @dataclass
@@ -294,35 +157,58 @@ class EvalConfig:
     """Print arms, prompts, tokens and an estimate of the time, and exit."""
 
     def __post_init__(self) -> None:
-        require(
-            self.mode != "certificate" or self.decode.verifier in TOKEN_FOR_TOKEN,
-            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution "
-            "alone, as pytest tests/decode -k distribution proves. For a certificate give decode.verifier=coupled",
-        )
         default = f"runs/{self.name}/{self.mode}" if self.name else f"runs/{self.mode}/report"
         self.name, self.output_dir = self.name or self.mode, self.output_dir or default
         require(self.target.path is not None, "target.path is not set; name a transformers folder or hub id")
         if self.mode not in ("families", "drafters", "exits"):
             require_some(self, "", drafts="'+drafts.distilled=runs/x/draft/model'")
+        self._check_temperatures()
+        self._check_rules()
+        self._check_target()
+        if self.mode == "drafters":
+            self.drafters.check(self.drafts, self.prompts.file_kinds, self.decode, self.temperatures)
+        if self.mode == "report":
+            self._check_headline()
+        require(
+            self.lossless.prompts >= self.timing.prompts,
+            f"lossless.prompts={self.lossless.prompts} is below timing.prompts={self.timing.prompts}; "
+            "the timed prompts are among those checked, so raise it",
+        )
+
+    def _check_temperatures(self) -> None:
         require_some(self, "", temperatures="temperatures=[1.0]")
-        for temperature in self.temperatures:
-            check_temperature(temperature, f"temperatures={self.temperatures}: ")
+        for name in ("temperatures", "curve_temperatures"):
+            for temperature in getattr(self, name):
+                check_temperature(temperature, f"{name}={getattr(self, name)}: ")
         require(
             len(set(self.temperatures)) == len(self.temperatures),
             f"temperatures={self.temperatures} repeats one; each has its own row",
-        )
-        require(
-            self.decode.verifier != "greedy" or not any(self.temperatures),
-            f"decode.verifier=greedy compares argmaxes, and temperatures={self.temperatures} samples; "
-            "set temperatures=[0], or leave the verifier, which is greedy at temperature 0 anyway",
         )
         require(
             self.decode.temperature in (1.0, *self.temperatures),
             f"decode.temperature={self.decode.temperature} would not be used: the rows are those of "
             f"temperatures={self.temperatures}; set temperatures=[{self.decode.temperature}]",
         )
-        if self.mode == "drafters":
-            self.drafters.check(self.drafts, self.prompts.file_kinds, self.decode, self.temperatures)
+
+    def _check_rules(self) -> None:
+        require(
+            self.mode != "certificate" or self.decode.verifier in TOKEN_FOR_TOKEN,
+            f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution "
+            "alone, as pytest tests/decode -k distribution proves. For a certificate give decode.verifier=coupled",
+        )
+        require(
+            self.decode.verifier != "greedy" or not any(self.temperatures),
+            f"decode.verifier=greedy compares argmaxes, and temperatures={self.temperatures} samples; "
+            "set temperatures=[0], or leave the verifier, which is greedy at temperature 0 anyway",
+        )
+        own = [name for name in OF_THE_PREFIX if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
+        require(
+            not own or self.mode in ("certificate", "profile"),
+            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers, which are "
+            "transformers' and vLLM's own loops. Leave them out, or use mode=certificate or mode=profile",
+        )
+
+    def _check_target(self) -> None:
         require(
             self.target.quantization is None or self.lossless.dtype != "float64",
             f"lossless.dtype=float64 checks the target in float64, and target.quantization={self.target.quantization} "
@@ -333,25 +219,12 @@ class EvalConfig:
             f"peers.unquantised=true times the target as it was before target.quantization={self.target.quantization}, "
             f"with mode={self.mode}: it needs a quantised target and mode=report. Set these, or leave it out",
         )
-        if self.mode == "report":
-            self.headline.check(self.drafts, self.decode, self.temperatures)
-            require(
-                not (self.headline.drafts and self.timing.choose_k),
-                f"timing.choose_k={self.timing.choose_k} chooses one length for the whole report, and headline.drafts="
-                f"{self.headline.drafts} have theirs in headline.settings, e.g. short: {{num_draft_tokens: 3}}; "
-                "leave one of them out",
-            )
+
+    def _check_headline(self) -> None:
+        self.headline.check(self.drafts, self.decode, self.temperatures)
         require(
-            self.lossless.prompts >= self.timing.prompts,
-            f"lossless.prompts={self.lossless.prompts} is below timing.prompts={self.timing.prompts}; "
-            "the timed prompts are among those checked, so raise it",
-        )
-        curve = self.curve_temperatures
-        for temperature in curve:
-            check_temperature(temperature, f"curve_temperatures={curve}: ")
-        own = [name for name in OF_THE_PREFIX if getattr(self.decode, name) != getattr(SamplingConfig(), name)]
-        require(
-            not own or self.mode in ("certificate", "profile"),
-            f"decode.{' and decode.'.join(own)} would hold for our arms and not for the peers, which are "
-            "transformers' and vLLM's own loops. Leave them out, or use mode=certificate or mode=profile",
+            not (self.headline.drafts and self.timing.choose_k),
+            f"timing.choose_k={self.timing.choose_k} chooses one length for the whole report, and headline.drafts="
+            f"{self.headline.drafts} have theirs in headline.settings, e.g. short: {{num_draft_tokens: 3}}; "
+            "leave one of them out",
         )

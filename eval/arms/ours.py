@@ -18,8 +18,9 @@ from decode.forward.runner import least_room
 from decode.sampling.config import SamplingConfig
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
 from eval.arms.transformers_arms import AssistedArm, EarlyExitArm, Setting, TransformersArm, assisted_settings
-from eval.config import EvalConfig, PeersConfig
+from eval.config import EvalConfig
 from eval.inputs import sampling_at, settings_at, verifier_at
+from eval.measure.config import PeersConfig
 from eval.measure.continuations import left_padded
 
 

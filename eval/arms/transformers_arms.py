@@ -18,7 +18,7 @@ from transformers import CompileConfig, GenerationConfig, PreTrainedModel, Stopp
 
 from decode.sampling.warp import Sampling
 from eval.arms.base import Sample, emitted, eos_ids, synchronize
-from eval.config import PeersConfig
+from eval.measure.config import PeersConfig
 from eval.measure.continuations import left_padded
 
 

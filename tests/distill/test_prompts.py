@@ -27,7 +27,8 @@ from distill.prompts.prompt_texts import PromptTexts, file_stamp, write_prompts
 from distill.prompts.tokenizer import start_ids, train_bpe
 from distill.records.record_folder import RecordFolder
 from distill.stage import run
-from eval.config import LosslessConfig, PromptsConfig
+from eval.measure.config import LosslessConfig
+from eval.prompts.config import PromptsConfig
 from eval.prompts.held_out import held_out_prompts
 from tests.distill.runs import shard_files, tiny_config
 from tests.distill.test_responses import Stopped, stop_at

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from decode.common.errors import ConfigError
-from eval.config import TimingConfig
 from eval.measure import energy
+from eval.measure.config import TimingConfig
 from eval.measure.energy import Counter, EnergyMeter, energy_meter, nvml, rapl
 from eval.measure.timed_run import interleave
 from eval.render.page import energy_table

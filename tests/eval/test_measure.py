@@ -18,7 +18,7 @@ from eval.arms.transformers_arms import (
     run_transformers,
     using,
 )
-from eval.config import PeersConfig
+from eval.measure.config import PeersConfig
 from eval.measure.timed_run import (
     CostMeter,
     call_seconds_per_token,

@@ -10,8 +10,9 @@ from tokenizers.processors import TemplateProcessing
 from decode.common.errors import ConfigError, InputError
 from distill.corpora.config import DataConfig
 from distill.corpora.corpus import Document
-from eval.config import EvalConfig, PromptsConfig
+from eval.config import EvalConfig
 from eval.inputs import check_held_out
+from eval.prompts.config import PromptsConfig
 from eval.prompts.held_out import check_lengths, held_out_prompts, load_prompts
 from eval.prompts.prompt import Prompt
 from eval.prompts.questions import first_turn, next_turn, read_questions

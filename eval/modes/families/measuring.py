@@ -16,7 +16,6 @@ from decode.sampling.config import SamplingConfig
 from decode.stats import Round
 from eval.arms.base import Arm
 from eval.arms.ours import OurArm, drafting, our_arm, plain_arms
-from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at
 from eval.measure.alpha import Alphas, measure_alpha
@@ -26,6 +25,7 @@ from eval.measure.losslessness import Check, check, margin_from
 from eval.measure.quality import write_alone
 from eval.measure.timed_run import sharing_captures, warm_up
 from eval.modes.families.arms import ArmFacts
+from eval.modes.families.config import shape_settings
 from eval.modes.families.trainings import Pace
 from eval.prompts.prompt import Prompt
 from eval.results.compared import Choice

@@ -14,7 +14,6 @@ from decode.common.progress import get_logger, progress
 from decode.common.run_folder import RunFolder, is_finished
 from decode.models.describe import ModelDescription, describe_model
 from distill.records.record_folder import RecordFolder
-from eval.comparison_config import shape_settings
 from eval.config import EvalConfig
 from eval.inputs import load, rough_seconds_per_token, say_sampling, shared_context
 from eval.measure.cells import Results
@@ -27,6 +26,7 @@ from eval.modes.families.arms import (
     layers_wanted,
     record_folders,
 )
+from eval.modes.families.config import shape_settings
 from eval.modes.families.engines import refusals, refused_forms, title
 from eval.modes.families.measuring import Judge, KeptDraft, Timing, cells, points
 from eval.modes.families.page import render_page, render_summary
