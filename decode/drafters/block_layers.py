@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from decode.drafters.layers import MLP, Attention, Extend
 
 if TYPE_CHECKING:
-    from decode.drafters.head_draft import HeadConfig
+    from decode.drafters.head_config import HeadConfig
 
 
 class BlockLayer(nn.Module):

@@ -25,7 +25,7 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step
 from decode.drafters.block_layers import BlockLayer, ConvolvedLayer
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
-from decode.drafters.head_draft import Few
+from decode.drafters.head_config import Few
 
 if TYPE_CHECKING:
     from decode.models.describe import ModelDescription

@@ -28,7 +28,8 @@ from decode.drafters.anchored_blocks import Blocks
 from decode.drafters.base import Batch, Step
 from decode.drafters.block_layers import BlockLayer
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
+from decode.drafters.head_config import Few, HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.layers import Extend, Slots, under
 from decode.models.hidden_states import FINAL
 from decode.models.mask_token import check_row, is_zero

@@ -21,7 +21,8 @@ from decode.common.checked_json import Size
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.layers import MLP, Attention, Extend, Mix, Slots
 from decode.drafters.unrolled import Unrolled
 from decode.forward.window import Window, window_of

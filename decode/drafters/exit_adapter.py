@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step, judged
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.layers import Extend, Slots
 from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
 from decode.forward.resume import refuse_inseparable

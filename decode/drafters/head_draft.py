@@ -1,5 +1,4 @@
-"""What all heads on a target share: their configuration, the target's frozen ends, and the decoding face around a
-family's passes.
+"""What all heads on a target share: the target's frozen ends, and the decoding face around a family's passes.
 
 Slot t of a head holds what it makes of the target's hidden states after token t, and of token t + 1: its logits there
 are about token t + 2. With n committed tokens the slots 0 ... n - 2 are true, and the last of them drafts the first
@@ -11,21 +10,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from decode.common.checked_json import Size
 from decode.common.progress import get_logger
-from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Drafter, Step
 from decode.drafters.drafting import DraftRound, Steps, Unit, places_behind, visible_slots
-from decode.drafters.layers import Extend, Rope, Rotary, Slots, into
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.layers import Extend, Slots, into
 from decode.drafters.packed_rows import NAME, PackedRows
 from decode.drafters.tree_drafting import propose
 from decode.forward.cache import SlotCache
@@ -34,100 +30,12 @@ from decode.forward.kept.runners import Runners
 from decode.forward.packed_linear import Together
 from decode.forward.packing import Packing
 from decode.forward.runner import Runner, chunks, rounded
-from decode.forward.window import Window
-from decode.models.hidden_states import FINAL
 from decode.trees.tree import Tree
 
 if TYPE_CHECKING:
-    from decode.models.describe import ModelDescription
     from decode.models.output_head import Ends
 
 log = get_logger("decode")
-
-
-Few = Annotated[int, Field(ge=1, le=1 << 12)]
-"""Layers, heads or tokens of a round; what builds so many modules must not be told a billion."""
-Width = Annotated[int, Field(ge=1, le=1 << 24)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """The shape of a head; families add fields of their own. Saved as config.json."""
-
-    family: str
-    hidden_size: Width
-    """d of the target, and of the head."""
-    vocab_size: Width
-    """Tokens V of the target."""
-    taps: tuple[int, ...]
-    """Hidden states of the target that it drafts from (`decode.models.hidden_states`)."""
-    depth: Few
-    """Draft tokens that training unrolls: heads K, recursive steps S, or block size."""
-    heads: Few
-    kv_heads: Few
-    head_dim: Width
-    mlp_width: Width
-    rms_norm_eps: Annotated[float, Field(ge=0, lt=1)]
-    rope: Rope
-    """transformers' rope_parameters."""
-    max_positions: Size
-    draft_vocab_size: Width | None = None
-    """Tokens of a reduced draft vocabulary; None is all of them."""
-
-    is_recursive: ClassVar[bool] = False
-    """All of it drafts each token, one after another; else it runs once a round, for `depth` tokens."""
-    muon_lr: ClassVar[float | None] = None
-    """Peak rate of its matrices under Muon, where the family learns better at another than most."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "taps", tuple(self.taps))  # a list where it comes from JSON
-        require(self.heads % self.kv_heads == 0, f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
-        require(
-            self.head_dim % 2 == 0,
-            f"head_dim={self.head_dim} is odd, and rotary positions turn pairs of channels; use an even one",
-        )
-
-    @property
-    def attends(self) -> Window | None:
-        """The window of its attention; None sees the whole text."""
-        return None
-
-    @property
-    def has_own_head(self) -> bool:
-        """Whether it drafts with output heads of its own; else with the target's."""
-        return False
-
-    @property
-    def foresees(self) -> bool:
-        """Whether it predicts what becomes of its tokens."""
-        return False
-
-    @property
-    def round_depth(self) -> int | None:
-        """Draft tokens that a round is trained for; None where any number is drafted, one by one."""
-        return self.depth
-
-    @classmethod
-    def default_taps(cls, num_layers: int) -> tuple[int, ...]:
-        """The hidden states that it reads of a target with so many layers where none are named, ascending."""
-        return (FINAL,)
-
-    @classmethod
-    def settled(cls, asked: Mapping[str, Any], target: ModelDescription) -> dict[str, Any]:
-        """Fields of a new head that the family settles by itself, from the settings (None is unset) and the target."""
-        return {}
-
-    def refuse_target(self, target: ModelDescription) -> None:
-        """InputError for a target whose layers a family cannot draft with, although it has its taps."""
-
-    def between(self, ends: Ends, path: str) -> HeadConfig:
-        """The shape of a new head at the ends of a target, in `path`; InputError where it could not use its
-        embedding."""
-        return self
-
-    def rotary(self) -> Rotary:
-        """Its rotary positions."""
-        return Rotary(self.head_dim, self.rope, self.max_positions)
 
 
 class HeadDraft(nn.Module, Drafter):

@@ -26,7 +26,7 @@ from decode.drafters.base import Batch, Step
 from decode.drafters.block_layers import BlockLayer, ConvolvedLayer
 from decode.drafters.candidate_lattice import CandidateLattice, Scores
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, Told
-from decode.drafters.head_draft import Few
+from decode.drafters.head_config import Few
 from decode.models.output_head import Ends
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged
 from decode.drafters.drafting import Above, Steps
-from decode.drafters.head_draft import Few, HeadConfig, HeadDraft
+from decode.drafters.head_config import Few, HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.layers import Extend, Slots
 from decode.models.output_head import Ends
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.eagle3 import RecursiveDraft
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.drafters.layers import MLP, Attention, Extend
 from decode.models.describe import ModelDescription
 from decode.models.head_targets import check_taps

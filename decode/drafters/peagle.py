@@ -25,7 +25,7 @@ from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.block_layers import BlockLayer
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
-from decode.drafters.head_draft import Few, HeadConfig
+from decode.drafters.head_config import Few, HeadConfig
 from decode.drafters.layers import Extend, Mix, Slots
 from decode.drafters.unrolled import Unrolled
 from decode.models.mask_token import check_row, is_zero, usual_mask

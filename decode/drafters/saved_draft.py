@@ -20,7 +20,8 @@ from decode.common.typed_config import require
 from decode.config import ModelConfig, Precision, Scheme, model_folder, require_scheme
 from decode.drafters.base import Drafter
 from decode.drafters.beside.refusals import check_device
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.mtp import MTPDraft, own_mtp
 from decode.drafters.pard import lm_draft
 from decode.drafters.provenance import FILE, read_provenance

@@ -19,7 +19,8 @@ from decode.drafters.dflash2 import DFlash2Config, DFlash2Draft
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.exit_adapter import ExitAdapter, ExitAdapterConfig
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.hydra import HydraConfig, HydraDraft
 from decode.drafters.lilicorr import LiLiCorrConfig, LiLiCorrDraft
 from decode.drafters.medusa import MedusaConfig, MedusaDraft

@@ -19,7 +19,7 @@ from decode.formats.weights import save_tensors
 from decode.models.describe import ModelDescription
 
 if TYPE_CHECKING:
-    from decode.drafters.head_draft import HeadConfig
+    from decode.drafters.head_config import HeadConfig
     from decode.formats.source import Source
 
 EMBEDDING, OUTPUT, FUSED = "embed_tokens.weight", "lm_head.weight", "fc.weight"

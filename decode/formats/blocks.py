@@ -18,7 +18,7 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.drafters.dspark import DSparkConfig
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.formats import base
 from decode.formats.base import EMBEDDING, FUSED, OUTPUT, Get, Layout, Reader, Spec
 from decode.formats.folder import PublishedFolder

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from decode.drafters.dflash2 import DFlash2Config
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.formats import blocks
 from decode.formats.base import Get, Layout, Reader, Spec
 from decode.formats.convolved import convolutions, sizes, told

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from decode.common.checked_json import write_json
 from decode.drafters.dspark import DSparkConfig
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.formats import blocks
 from decode.formats.base import EMBEDDING, Get, Layout, Reader, Spec
 from decode.formats.blocks import BIAS, CHANCE, KNOWN

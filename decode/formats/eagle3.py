@@ -29,7 +29,7 @@ from torch import Tensor
 
 from decode.common.errors import InputError
 from decode.drafters.eagle3 import Eagle3Config, usual_taps
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.formats import base
 from decode.formats.base import EMBEDDING, FUSED, OUTPUT, Get, Layout, Reader, Spec
 from decode.formats.folder import PublishedFolder

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from decode.common.errors import ConfigError, InputError
 from decode.drafters.dspark import DSparkConfig
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.peagle import PEagleConfig
 from decode.drafters.saved_head import HEADS, check_fits, described, expected, tell_ends
 from decode.formats.base import Reader

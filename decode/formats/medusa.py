@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from decode.common.errors import InputError
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.drafters.medusa import MedusaConfig
 from decode.formats.base import OUTPUT, Get, Layout, Reader, Spec, check_sizes, named_target, precision
 from decode.formats.folder import PublishedFolder

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from decode.common.errors import InputError
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.drafters.peagle import PEagleConfig
 from decode.formats import eagle3
 from decode.formats.base import Get, Layout, Reader, Spec

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from decode.common.checked_json import read_json
 from decode.drafters.dspark import DSparkConfig
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.saved_head import load_head
 from decode.forward.window import Window, window_in
 from decode.models.describe import ModelDescription

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from decode.common.errors import InputError
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.formats.base import EMBEDDING, OUTPUT
 from decode.formats.folder import PublishedFolder
 from decode.formats.vocabulary import vocabulary_of

@@ -16,7 +16,8 @@ from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch
 from decode.drafters.dspark import DSparkDraft
-from decode.drafters.head_draft import HeadConfig, HeadDraft
+from decode.drafters.head_config import HeadConfig
+from decode.drafters.head_draft import HeadDraft
 from decode.drafters.mtp import own_mtp
 from decode.drafters.provenance import read_provenance
 from decode.drafters.saved_draft import config_in, family_of, head_in

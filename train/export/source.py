@@ -12,7 +12,7 @@ from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.drafters.dspark import DSparkConfig
-from decode.drafters.head_draft import HeadConfig
+from decode.drafters.head_config import HeadConfig
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.saved_head import HEADS, read_head
