@@ -163,7 +163,7 @@ class EvalConfig:
         if self.mode not in ("families", "drafters", "exits"):
             require_some(self, "", drafts="'+drafts.distilled=runs/x/draft/model'")
         self._check_temperatures()
-        self._check_rules()
+        self._check_decode()
         self._check_target()
         if self.mode == "drafters":
             self.drafters.check(self.drafts, self.prompts.file_kinds, self.decode, self.temperatures)
@@ -190,7 +190,7 @@ class EvalConfig:
             f"temperatures={self.temperatures}; set temperatures=[{self.decode.temperature}]",
         )
 
-    def _check_rules(self) -> None:
+    def _check_decode(self) -> None:
         require(
             self.mode != "certificate" or self.decode.verifier in TOKEN_FOR_TOKEN,
             f"mode=certificate compares tokens, and decode.verifier={self.decode.verifier} keeps the distribution "

@@ -11,7 +11,7 @@ from decode.common.errors import ConfigError
 from decode.common.sweep import plan_sweep
 from decode.drafters.untrained.config import UNTRAINED
 from tests.commands import MINIMUM, STAGES, built, config_class, groups, shown_commands
-from tests.tiers import by_default
+from tests.tiers import spread
 
 OPTIONS = sorted(str(path.relative_to(CONF).with_suffix("")) for path in CONF.glob("*/*.yaml"))
 COMMANDS = [pytest.param(*command, id=f"{command[0]}-{number}") for number, command in enumerate(shown_commands())]
@@ -57,7 +57,7 @@ def test_a_named_drafter_s_values_are_those_of_its_class(name: str) -> None:
     assert {one: shown.get(one, value) for one, value in defaults.items()} == defaults
 
 
-@pytest.mark.parametrize("option", by_default(8, OPTIONS))
+@pytest.mark.parametrize("option", spread(16, OPTIONS))
 def test_each_option_builds_in_a_stage_that_has_its_group(option: str) -> None:
     group, name = option.split("/")
     refusals = []

@@ -14,7 +14,6 @@ import pytest
 
 from decode.drafters.saved_head import HEADS
 from tests.commands import MODULES
-from tests.tiers import by_default
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_FLOORS = {"decode": 12, "distill": 18, "train": 18, "eval": 22}
@@ -161,7 +160,7 @@ def _normal(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
 
-@pytest.mark.parametrize("stage", by_default(3, MODULES.values()))
+@pytest.mark.parametrize("stage", MODULES.values())
 def test_configuration_imports_nothing_heavy(stage: str) -> None:
     heavy = "{'torch', 'transformers', 'accelerate', 'datasets', 'wandb', 'matplotlib'} & set(sys.modules)"
     code = f"import sys; from {stage} import config, __main__; print({heavy})"

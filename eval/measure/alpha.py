@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from decode.acceptance import expected_tau, greedy_agreement, overlap, windows
+from decode.acceptance import greedy_agreement, overlap, windows
 from decode.common.environment import device_of
 from decode.common.progress import progress
 from decode.drafters.base import Batch, Step, Trained
 from decode.drafters.head_draft import HeadDraft
+from decode.drafters.pard import PardDraft
 from decode.models.hidden_states import Taps
 from decode.models.output_head import OutputHead, head_of
 from decode.models.structure import decoder_of
@@ -29,8 +30,8 @@ _LOGIT_ELEMENTS = 2**27
 
 @dataclass(frozen=True)
 class Alphas:
-    """alpha at every new token of every text, by the text's row (its prompt's index); of a head at every drafted token,
-    (rounds, depth), NaN where a round goes beyond the text."""
+    """alpha at every new token of every text, by the text's row (its prompt's index); of a draft that drafts a round's
+    tokens otherwise than one by one at every drafted token, (rounds, depth), NaN where a round goes beyond the text."""
 
     by_row: dict[int, np.ndarray]
 
@@ -52,9 +53,15 @@ class Alphas:
             if alpha.ndim == 2:
                 rounds = torch.from_numpy(alpha[:, :k][np.isfinite(alpha[:, :k]).all(1)])
             else:
-                rounds = windows(torch.from_numpy(alpha)[None], torch.ones(1, len(alpha), dtype=torch.bool), k)
-            found[row] = (expected_tau(rounds) * len(rounds) if len(rounds) else 0.0, len(rounds))
+                known = torch.from_numpy(alpha)[None]
+                rounds = windows(known, torch.ones_like(known, dtype=torch.bool), k)
+            found[row] = (float(len(rounds) + rounds.double().cumprod(-1).sum()), len(rounds))
         return found
+
+    @property
+    def depth(self) -> int | None:
+        """Tokens of a round; None of a draft that drafts one by one, and without texts."""
+        return min((alpha.shape[1] for alpha in self.by_row.values() if alpha.ndim == 2), default=None)
 
     def expected_tau(self, k: int) -> float:
         """Tokens per target pass that k drafted tokens promise; NaN where all texts are shorter."""
@@ -74,7 +81,7 @@ def measure_alpha(
     """
     texts = [text for text in texts if text.new]
     found: dict[str, dict[int, np.ndarray]] = {name: {} for name in drafters}
-    drafters = {name: drafter for name, drafter in drafters.items() if isinstance(drafter, Trained)}
+    drafters = {name: drafter for name, drafter in drafters.items() if _unrolls(drafter)}
     if not drafters:
         return {name: Alphas({}) for name in found}
     head, taps = head_of(target), tuple({tap: None for one in drafters.values() for tap in _taps(one)})
@@ -93,9 +100,15 @@ def measure_alpha(
                 )
                 for i, text in enumerate(part):
                     each = [_step_alpha(head, hidden[i], step, i, sampling) for step in steps]
-                    found[name][text.row] = np.stack(each, 1) if drafter.taps else each[0][np.isfinite(each[0])]
+                    has_rounds = bool(drafter.taps) or len(each) > 1
+                    found[name][text.row] = np.stack(each, 1) if has_rounds else each[0][np.isfinite(each[0])]
             bar.update(len(part))
     return {name: Alphas(rows) for name, rows in found.items()}
+
+
+def _unrolls(drafter: Any) -> bool:
+    """Whether its training face can be asked: not that of a PARD draft of unknown depth."""
+    return isinstance(drafter, Trained) and not (isinstance(drafter, PardDraft) and drafter.masks.depth is None)
 
 
 def _taps(drafter: Any) -> tuple[int, ...]:

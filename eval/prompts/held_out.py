@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.corpora.corpus import Document, Split
-    from eval.config import EvalConfig, PromptsConfig
+    from eval.config import EvalConfig
+    from eval.prompts.config import PromptsConfig
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from eval.prompts.prompt import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from eval.config import PromptsConfig
+    from eval.prompts.config import PromptsConfig
 
 Kept = TypeVar("Kept", Prompt, "Question")
 _WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"

@@ -26,7 +26,7 @@ from decode.models.quantisation.quantiser import PACKAGES
 from distill.config import DistillConfig
 from eval.config import EvalConfig
 from tests.decode.checks import VOCAB, ragged_prompts
-from tests.tiers import by_default
+from tests.tiers import spread
 from tests.tiny import save_tiny_target, tiny_llama
 from tests.train.toy import tiny_settings
 from train.config import TrainConfig
@@ -140,7 +140,7 @@ ROUND_ACTIVATIONS = ("8 bit", "tokens")
 """A last bit of a sum may then move a value by a whole step, so that only passes of one shape give equal texts."""
 
 
-@pytest.mark.parametrize("name", by_default(2, INSTALLED))
+@pytest.mark.parametrize("name", spread(2, INSTALLED))
 def test_quantised_weights_give_the_plain_loops_text_or_are_refused(name: str, tmp_path: Path) -> None:
     package, quantise, is_taken = INSTALLED[name]
     module = pytest.importorskip(package)

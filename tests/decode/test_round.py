@@ -140,7 +140,7 @@ def test_a_draft_catches_up_near_the_end_of_its_cache(name: str, monkeypatch: py
     assert sum(one.drafted > 0 for one in stats.rounds) > 2
 
 
-@pytest.mark.parametrize(("name", "shape"), by_default(2, EVERY))
+@pytest.mark.parametrize(("name", "shape"), by_default(4, EVERY))
 def test_a_round_captured_as_a_whole_writes_the_same_texts(
     name: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

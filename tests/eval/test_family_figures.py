@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from eval.measure.continuations import Job, Text
 from eval.modes.families import measuring as families_quality
 from eval.modes.families import trainings as budgets
 from eval.modes.families.arms import ArmFacts
-from eval.modes.families.measuring import Judge, KeptDraft, Measurement, Speculator
+from eval.modes.families.measuring import Judge, KeptDraft, Measurement, Speculator, _promised
 from eval.modes.families.recommend import recommend, rivals
 from eval.modes.families.results import Group, MeasuredFamilies, _codes, grouped, quality_row, tau_ratio, training_row
 from eval.modes.families.trainings import Pace, Training, tokens_per_step
@@ -74,7 +74,7 @@ def test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice(monk
     alphas = Alphas({4: np.array([1.0, 0.5, 0.5]), 9: np.array([1.0, 0.0]), 11: np.array([0.5])})
     monkeypatch.setattr(families_quality, "measure_alpha", lambda *_: {"": alphas})
     cfg = config(temperatures=[1.0], lossless=sizes, timing={"prompts": 1}, families={"shapes": {"chain": {}, "x": {}}})
-    model: Any = object()
+    model: Any = SimpleNamespace(most_tokens=None)
     (found,) = Judge(cfg, model, {1.0: REFERENCE}).measure(model, ["chain"])
     assert found.model_dump() == {
         "temperature": 1.0,
@@ -87,6 +87,11 @@ def test_a_divergence_is_judged_and_its_resumed_text_counts_no_rounds_twice(monk
         "tokens_checked": 8,
         "promised": [(2.5 + 1.75, 2), (2.0, 1), (0.0, 0)],
     }
+    quiet = SimpleNamespace(most_tokens=None)
+    shallow: Any = Alphas({text.row: np.ones((2, 1)) for text in REFERENCE})
+    assert _promised(shallow, REFERENCE, cfg.decode, cast(Any, quiet)) is None  # decoding goes on where unrolling ends
+    adaptive = replace(cfg.decode, adaptive=True)
+    assert _promised(alphas, REFERENCE, adaptive, cast(Any, quiet)) is None
 
 
 def test_a_step_reads_all_rows_of_all_micro_steps_filled_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +134,12 @@ def test_tau_of_a_group_is_pooled_and_its_outcomes_are_counted_as_often_as_they_
     one = one.model_copy(update={"outcomes": [[2, 2, 1], [2, 0, 3]]})
     row = quality_row(Group("a", "tokens", "bf16"), [one, two], 0)
     assert (row.expected_tau, row.expected_tau_ci95) == (None, None)
-    promised = [one.model_copy(update={"promised": rounds}) for rounds in ([(2.0, 1), (1.0, 1)], [(2.0, 1), (1.0, 1)])]
-    assert quality_row(Group("a", "tokens", "bf16"), promised, 0).expected_tau == 6 / 4
+    promised = [
+        one.model_copy(update={"promised": rounds})
+        for rounds in ([(2.0, 1), (1.0, 1), (0.0, 0)], [(2.0, 1), (1.0, 1), (0.0, 0)])
+    ]
+    expected = quality_row(Group("a", "tokens", "bf16"), promised, 0)
+    assert (expected.expected_tau, expected.expected_tau_ci95) == (6 / 4, [1.0, 2.0])  # of the prompts that have rounds
     assert row.tau == 12 / 10
     assert row.tau_by_seed == [7 / 6, 5 / 4]
     assert row.acceptance_by_position == [5 / 8, 1 / 5]

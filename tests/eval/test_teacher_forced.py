@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from decode.drafters.lm import LMDraft
+from decode.drafters.pard import Masks, lm_draft, set_masks
 from decode.sampling.warp import Sampling, log_probs
 from eval.measure import alpha as teacher_forced
 from eval.measure.alpha import Alphas, measure_alpha
@@ -84,6 +85,15 @@ def test_a_head_is_judged_at_every_token_of_its_rounds(name, sampling):
             else:
                 assert have == pytest.approx(torch.minimum(p.softmax(-1), q[slot].softmax(-1)).sum().item(), abs=1e-5)
     assert 1 <= found["head"].expected_tau(4) <= 5
+
+
+def test_a_draft_model_of_one_pass_is_judged_at_its_masks_too() -> None:
+    """All of them, or none where nothing says how many it was trained with."""
+    draft = tiny_llama(seed=1)
+    for depth, shape in ((3, 3), (None, None)):
+        set_masks(draft.config, Masks(5, depth))
+        found = measure_alpha(tiny_llama(seed=0), {"pard": lm_draft(draft)}, TEXTS, Sampling(1.0))["pard"]
+        assert found.depth == shape
 
 
 def test_rounds_of_a_head_that_leave_the_text_promise_nothing():

@@ -31,7 +31,7 @@ from decode.models.describe import ModelDescription, describe_model
 from distill.config import DistillConfig
 from distill.records.record_folder import RecordFolder, RecordWriter
 from distill.records.record_shards import Record
-from tests.tiers import by_default
+from tests.tiers import spread
 from tests.train.toy import data_settings, head_config, tiny_config, write_records
 from train.checkpoints.resuming import check_whole
 from train.checkpoints.state import read_state
@@ -308,7 +308,7 @@ SUBJECTS = [
     Subject("target/generation_config.json", described_target, 24),
     Subject("head/checkpoints/step_00000002/state.json", checkpoint, 48),
 ]
-AT_ONCE = 4  # of each in the default tier, from different places than the first of the whole
+AT_ONCE = 4  # of each that the default tier tries, from different places than the first of the whole
 
 
 def mutants_of(subject: Subject, content: bytes, salt: str = "") -> Iterator[Mutant]:
@@ -347,7 +347,7 @@ def outcome(subject: Subject, world: World, name: str) -> bytes | UserError:
         raise AssertionError(f"{file.name}, {name}: {type(error).__name__}: {error}") from error
 
 
-@pytest.mark.parametrize("subject", by_default(5, SUBJECTS), ids=lambda subject: subject.file)
+@pytest.mark.parametrize("subject", spread(5, SUBJECTS), ids=lambda subject: subject.file)
 def test_a_sample_of_mutations_is_refused_or_harmless(world: World, subject: Subject) -> None:
     content = (world.folder / subject.file).read_bytes()
     every = list(mutants_of(subject, content, "sample"))
@@ -395,7 +395,7 @@ UNSUMMED = {
 }
 
 
-@pytest.mark.parametrize("file", by_default(2, UNSUMMED))
+@pytest.mark.parametrize("file", spread(2, UNSUMMED))
 def test_where_no_checksum_helps_every_refusal_is_still_ours(
     world: World, file: str, request: pytest.FixtureRequest
 ) -> None:

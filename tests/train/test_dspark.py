@@ -83,10 +83,14 @@ def test_a_saved_block_of_a_learned_mask_takes_no_other(tmp_path: Path, target: 
     run(head_config(tmp_path / "first", target, "dspark", **data, head={"markov_rank": 0, "layout": "anchor"}))
     known, draft = describe_model(ModelConfig(path=str(target))), {"init_from": str(tmp_path / "first")}
     cfg = head_config(tmp_path, target, "dspark", **data, draft=draft, head={"markov_rank": 0})
-    assert head_blueprint(cfg, known, None).config.layout == "anchor"  # type: ignore[attr-defined]
-    for asked in ({"layout": "fill_in"}, {"mask_token": 7}):
+    config: Any = head_blueprint(cfg, known, None).config
+    assert config.layout == "anchor"
+    unasked = {"markov_rank": 0, "depth": 7}  # of conf/draft/dspark.yaml
+    cfg = head_config(tmp_path, target, "dspark", **data, draft=draft, head=unasked)
+    assert head_blueprint(cfg, known, None).config == config
+    for asked in ({"layout": "fill_in"}, {"mask_token": 7}, {"depth": 6}):
         cfg = head_config(tmp_path, target, "dspark", **data, draft=draft, head={"markov_rank": 0} | asked)
-        with pytest.raises(ConfigError, match=r"and the head .* has (anchor|null), which stays as it is"):
+        with pytest.raises(ConfigError, match=r"and the head .* has (anchor|null|3), which stays as it is"):
             head_blueprint(cfg, known, None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiers import by_default
+from tests.tiers import by_default, spread
 from tests.train.toy import data_settings, head_config, tiny_config, write_records
 from train import memory_plan
 from train.memory_plan import MemoryPlan, memory_lines, peak_bytes, planned
@@ -29,8 +29,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("recomputes", by_default(1, [False, True]))
-@pytest.mark.parametrize("name", by_default(4, SETTINGS))
+@pytest.mark.parametrize("recomputes", by_default(1, [True, False]))
+@pytest.mark.parametrize("name", spread(3, SETTINGS))
 def test_a_training_takes_what_was_planned(
     tmp_path: Path, target: Path, corpus: Path, name: str, recomputes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,7 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder)]
 
 
-@pytest.mark.parametrize("family", by_default(1, ["lm", "eagle3", "medusa"]))
+@pytest.mark.parametrize("family", by_default(1, ["eagle3", "lm", "medusa"]))
 def test_it_learns_what_the_target_in_this_process_teaches(
     tmp_path: Path, target: Path, corpus: Path, server: TargetServer, family: str
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from decode.common.errors import ConfigError
 from decode.common.typed_config import require, require_at_least
@@ -185,6 +185,11 @@ class DraftConfig:
     """Several tokens of lm in one pass; off by default."""
     head: HeadSettings = field(default_factory=HeadSettings)
     """What heads have, every family but lm."""
+
+    @property
+    def head_shape(self) -> dict[str, Any]:
+        """The settings of a head's shape by their names in its configuration."""
+        return vars(self.head) | {name: getattr(self, name) for name in ("layers", "heads", "kv_heads", "mlp_width")}
 
     def __post_init__(self) -> None:
         self.init_from = None if self.init_from is None else model_folder(self.init_from)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch
@@ -19,21 +18,20 @@ from decode.drafters.dspark import DSparkDraft
 from decode.drafters.head_config import HeadConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.mtp import own_mtp
-from decode.drafters.provenance import read_provenance
-from decode.drafters.saved_draft import config_in, family_of, head_in
-from decode.drafters.saved_head import HEADS, empty_head, expected, is_of
-from decode.formats.form import published_form
+from decode.drafters.saved_draft import head_in
+from decode.drafters.saved_head import HEADS, empty_head, expected
 from decode.forward.window import Window
 from decode.models.describe import ModelDescription
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
 from decode.models.output_head import Ends
 from train.config import TrainConfig
-from train.drafts.adapters import merged, num_trained, require_peft, with_adapters
+from train.drafts.adapters import merged, num_trained, with_adapters
 from train.drafts.attention_window import asked_window
+from train.drafts.begun_head import is_published, saved_head
 from train.drafts.blueprint import Blueprint, TrainableDraft
 from train.drafts.confidence import calibrated
-from train.drafts.draft_config import AdapterConfig, DraftConfig, HeadSettings
+from train.drafts.draft_config import AdapterConfig, DraftConfig
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
 
@@ -145,7 +143,7 @@ class HeadBlueprint(Blueprint):
         """Between the target's `ends`, which it refers to and does not own."""
         assert ends is not None, "a head is built between its target's ends"
         if self.source is not None:
-            saved = head_in(self.source, ends, self.target, check=_is_published(self.source)).float()
+            saved = head_in(self.source, ends, self.target, check=is_published(self.source)).float()
             saved.config = self.config  # where a setting of which no weight is made took the place of its own
             adapters = with_adapters(saved, self.lora) if self.lora.rank else None
             return TrainableHead(saved, adapters, self.source)
@@ -174,7 +172,9 @@ def head_blueprint(
     check_taps(target.config, (FINAL,), target.path)
     draft = cfg.draft
     if draft.init_from is not None:
-        return _saved(cfg, target)
+        config, folder = saved_head(cfg, target)
+        changed = {"anchors": _anchors(cfg)} | _window(cfg, config.max_positions)
+        return HeadBlueprint(replace(config, **_known(type(config), changed)), target, folder, lora=draft.lora)
     taps = tuple(draft.head.taps) if draft.head.taps else default_taps(draft.family, target.num_layers, target.path)
     check_taps(target.config, taps, target.path)
     if draft.head.init_own:
@@ -183,7 +183,7 @@ def head_blueprint(
         require(not given, f"draft.head.init_own=true takes the target's own layer as it is; leave {given} out")
         config, weights = own_mtp(target, draft.head.depth)
         return HeadBlueprint(replace(config, draft_vocab_size=draft.head.vocab), target, own=weights)
-    kind, asked = HEADS[draft.family][0], _asked(draft)
+    kind, asked = HEADS[draft.family][0], draft.head_shape
     given = asked | _sizes(draft, target, text) | {"family": draft.family, "taps": taps, "anchors": _anchors(cfg)}
     given |= _window(cfg, given["max_positions"]) | kind.settled(asked, target)
     if cfg.objective.confidence_weight == 0:  # what was never trained must not cut drafts
@@ -240,78 +240,6 @@ def _sizes(draft: DraftConfig, target: ModelDescription, text: PretrainedConfig)
     }
 
 
-def _is_published(folder: Path) -> bool:
-    return read_provenance(folder) is None
-
-
-def _follow(folder: Path, target: ModelDescription, is_adapted: bool) -> None:
-    """Say so where a head of ours goes on with other weights than it was trained on: a target is trained further, and
-    its head after it. InputError where its tokens are others."""
-    provenance = read_provenance(folder)
-    before = None if provenance is None else provenance.target
-    if before is None or is_of(before, target):
-        return
-    theirs, ours = before.token_map_hash, target.token_map_hash
-    if theirs and ours and theirs != ours:
-        raise InputError(
-            f"draft.init_from={folder} drafts tokens of another tokenizer: token map {theirs[:12]} there, {ours[:12]} "
-            f"of target.path={target.path}. Train a head without draft.init_from, or give the target that tokenizer"
-        )
-    require(
-        not is_adapted,
-        f"draft.init_from={folder} was trained on {before.path}, and adapters for target.path={target.path} would "
-        "belong to no draft of that target. Train the head on it first, without draft.lora.rank",
-    )
-    log.info("the head %s was trained on %s; it goes on with %s", folder, before.path, target.path)
-
-
-def _tell_of_other_objective(folder: Path, cfg: TrainConfig) -> None:
-    """On SmolLM2 40 steps of forward_kl lowered the KL of a head that lk_hybrid had trained, and its alpha with it."""
-    provenance = read_provenance(folder)
-    config = (provenance and provenance.config) or {}
-    before = (config.get("objective") or {}).get("name", cfg.objective.name)
-    if before != cfg.objective.name:
-        log.warning(
-            "the head %s was trained by objective=%s, and this run trains by %s: alpha may fall",
-            folder,
-            before,
-            cfg.objective.name,
-        )
-
-
-def _saved(cfg: TrainConfig, target: ModelDescription) -> HeadBlueprint:
-    draft = cfg.draft
-    assert draft.init_from is not None
-    folder = Path(draft.init_from)
-    if not (folder / "config.json").is_file():
-        raise InputError(
-            f"draft.init_from={draft.init_from} holds no saved head (config.json, model.safetensors, draftsmith.json); "
-            "give the folder of one, of the run that trained it, or of a head as others publish them"
-        )
-    family = family_of(str(folder))
-    require(
-        family == draft.family,
-        f"draft.init_from={draft.init_from} is of family {family}, and draft.family={draft.family}; use draft={family}",
-    )
-    config = config_in(folder, target, check=_is_published(folder))
-    _follow(folder, target, draft.lora.rank > 0)
-    _tell_of_other_objective(folder, cfg)
-    if published_form(folder) and (config.is_recursive or config.family == "peagle"):
-        config = replace(config, depth=draft.head.depth)  # of which nothing is made, and few folders tell it
-    asked, default = _asked(draft), _asked(DraftConfig(family=draft.family, init_from=draft.init_from))
-    saved = vars(config) | {"taps": list(config.taps), "vocab": config.draft_vocab_size}
-    for name in (asked.keys() & saved.keys()) - {"anchors"}:  # of which no weight is made
-        own = "null" if saved[name] is None else saved[name]
-        require(
-            asked[name] in (saved[name], default[name]),
-            f"draft.{_where(name)}={asked[name]}, and the head {draft.init_from} has {own}, which stays as it is. Set "
-            f"draft.{_where(name)}={own}, or train a new head without draft.init_from",
-        )
-    changed = {"anchors": _anchors(cfg)} | _window(cfg, config.max_positions)
-    require_peft(draft.lora)
-    return HeadBlueprint(replace(config, **_known(type(config), changed)), target, folder, lora=draft.lora)
-
-
 def _window(cfg: TrainConfig, context: int) -> dict[str, Any]:
     """Fields of a head's configuration; of a saved head, which has its own, nothing where none is asked for."""
     window = asked_window(cfg, context)
@@ -320,12 +248,3 @@ def _window(cfg: TrainConfig, context: int) -> dict[str, Any]:
 
 def _anchors(cfg: TrainConfig) -> int:
     return cfg.draft.head.anchors or -(-cfg.sequence_length // TOKENS_PER_ANCHOR)
-
-
-def _asked(draft: DraftConfig) -> dict[str, Any]:
-    """The settings of a head's shape by their names in its configuration."""
-    return vars(draft.head) | {name: getattr(draft, name) for name in ("layers", "heads", "kv_heads", "mlp_width")}
-
-
-def _where(name: str) -> str:
-    return f"head.{name}" if name in vars(HeadSettings()) else name

@@ -49,8 +49,8 @@ class Measurement(BaseModel, frozen=True):
     near_ties: int
     tokens_checked: int
     promised: list[tuple[float, int]] | None = None
-    """By prompt [tokens that rounds promise, rounds] on the target's own text, from one pass; None for trees, and for
-    drafts without a training face."""
+    """By prompt (tokens that rounds promise, rounds) on the target's own text, from one pass; None for trees, adaptive
+    lengths, and where training does not unroll so far."""
 
 
 class KeptDraft(BaseModel, frozen=True):
@@ -108,11 +108,13 @@ class Judge:
         """One per temperature and shape."""
         found = []
         for temperature in self.cfg.temperatures:
-            sampling = sampling_at(self.cfg, temperature)
-            (alphas,) = measure_alpha(self.model, {"": drafter}, self.references[temperature], sampling).values()
-            for shape, settings in shape_settings(self.cfg.families, self.cfg.decode, temperature).items():
-                if shape in shapes:
-                    found.append(self._measure(drafter, temperature, shape, settings, alphas))
+            every = shape_settings(self.cfg.families, self.cfg.decode, temperature)
+            wanted = {shape: settings for shape, settings in every.items() if shape in shapes}
+            alphas = Alphas({})
+            if any(_is_promised(one) for one in wanted.values()):
+                texts, sampling = self.references[temperature], sampling_at(self.cfg, temperature)
+                (alphas,) = measure_alpha(self.model, {"": drafter}, texts, sampling).values()
+            found += [self._measure(drafter, temperature, shape, one, alphas) for shape, one in wanted.items()]
         return found
 
     def _measure(
@@ -134,7 +136,7 @@ class Judge:
             mismatches=total.mismatches,
             near_ties=total.near_ties,
             tokens_checked=total.tokens,
-            promised=_promised(alphas, reference, settings),
+            promised=_promised(alphas, reference, settings, drafter),
         )
 
 
@@ -143,10 +145,19 @@ def _counts(rounds: Sequence[Round]) -> list[int]:
     return [sum(one.emitted for one in rounds), len(rounds)]
 
 
-def _promised(alphas: Alphas, reference: Sequence[Text], settings: SamplingConfig) -> list[tuple[float, int]] | None:
-    if not settings.is_chain or not alphas.by_row:
+def _is_promised(settings: SamplingConfig) -> bool:
+    """Whether every round drafts as many tokens, one after another."""
+    return settings.is_chain and not settings.adaptive
+
+
+def _promised(
+    alphas: Alphas, reference: Sequence[Text], settings: SamplingConfig, drafter: Drafter
+) -> list[tuple[float, int]] | None:
+    k, depth = settings.num_draft_tokens, alphas.depth
+    goes_on = drafter.most_tokens is None and depth is not None and depth < k  # decoding, where unrolling ends
+    if goes_on or not alphas.by_row or not _is_promised(settings):
         return None
-    found = alphas.promised(settings.num_draft_tokens)
+    found = alphas.promised(k)
     return [found.get(text.row, (0.0, 0)) for text in reference]
 
 

@@ -23,7 +23,7 @@ from eval.modes.served.faults.reading import Reading, open_reading
 from tests.engines.faults import FAULTS, Fault, setting
 from tests.eval.served.followed import follow
 from tests.eval.served.named import NAMED, UNEXPLAINED
-from tests.tiers import by_default
+from tests.tiers import by_default, spread
 from tests.train.check.folders import Folders
 from tests.train.check.test_faults import DAMAGED
 
@@ -112,7 +112,7 @@ def test_rounds_are_counted_as_our_decoder_counts_them(toys: Toys, draft: str) -
 
 
 @pytest.mark.parametrize(
-    ("draft", "what"), by_default(2, [("dflash2", 0), ("dflash2", 1), ("dflash2", 2), ("lilicorr", 0), ("lilicorr", 2)])
+    ("draft", "what"), spread(2, [("dflash2", 0), ("dflash2", 1), ("dflash2", 2), ("lilicorr", 0), ("lilicorr", 2)])
 )
 def test_an_engine_that_drafts_as_dflash_does_is_named(toys: Toys, draft: str, what: int) -> None:
     reading, texts = toys.reading(draft), toys.texts(draft)
@@ -180,7 +180,7 @@ LOST: dict[tuple[str, str], Callable[[Reading], Reading]] = {
 }
 
 
-@pytest.mark.parametrize(("family", "fault"), by_default(2, LOST), ids=": ".join)
+@pytest.mark.parametrize(("family", "fault"), spread(2, LOST), ids=": ".join)
 def test_what_an_engine_leaves_out_is_named(toys: Toys, family: str, fault: str) -> None:
     draft = draft_of(family)
     texts, whole = toys.texts(draft), toys.reading(draft)
