@@ -72,7 +72,7 @@ def megabytes(value: float | None) -> str:
 def losslessness(row: schema.Row) -> str:
     """Mismatches, near-ties and tokens compared, in words."""
     if row.mismatches is None:
-        return "not counted"
+        return f"not counted: {row.verifier} verification keeps the distribution, not the tokens"
     return _compared(row.mismatches, row.near_ties, row.tokens_checked)
 
 
