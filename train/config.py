@@ -231,7 +231,6 @@ class TrainConfig:
     def _check_sources(self) -> None:
         self.servers.check(self.target_source)
         has_target = self.target.path is not None
-        minimised = {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT}
         require(
             has_target or not self.draft.is_head,
             f"draft={self.draft.family} drafts from hidden states of its target, but target.path is null. Set "
@@ -247,7 +246,7 @@ class TrainConfig:
             "out data, or, for other texts or shares, record them anew with `python -m distill`",
         )
         require(
-            has_target or minimised == {LEARNS_FROM_TEXT},
+            has_target or not self._minimises_p,
             f"objective={self.objective.name} compares with a target's distribution p, but target.path is null. "
             f"Set target.path, or objective={LEARNS_FROM_TEXT} to train on text alone",
         )
@@ -258,9 +257,26 @@ class TrainConfig:
             self.target_source == "records" or has_target,
             f"target_source={self.target_source} runs the target, but target.path is null. Set target.path",
         )
-        needs_p = minimised != {LEARNS_FROM_TEXT} and not self.makes_p
+        chosen = self.tokenizer.path is not None or self.tokenizer.train_entries is not None
         require(
-            not needs_p or self.records is not None,
+            has_target != chosen,
+            "tokenizer.path or tokenizer.train_entries is set although target.path is: a draft must use its target's "
+            "tokens. Drop it"
+            if has_target
+            else "without a target the tokens are undefined: set tokenizer.train_entries=4096, or tokenizer.path",
+        )
+        self._check_p()
+
+    @property
+    def _minimises_p(self) -> bool:
+        """Whether an objective compares with the target's distribution."""
+        return {self.objective.name, self.objective.warm_up or LEARNS_FROM_TEXT} != {LEARNS_FROM_TEXT}
+
+    def _check_p(self) -> None:
+        """Whatever compares with p, weighs by it or reads hidden states has a place where these come from."""
+        knows_p = self.target.path is not None and (self.records is not None or self.makes_p)
+        require(
+            not self._minimises_p or knows_p,
             f"objective={self.objective.name} needs the target's distribution p for every token, and text holds none. "
             "Set records=FOLDER (from `python -m distill`), or target_source=live to run the target alongside",
         )
@@ -270,7 +286,6 @@ class TrainConfig:
             f"{self.objective.switch_at:g} or more, and validate_every={self.validate_every} of steps={self.steps} is "
             "after the last step. Validate more often, or leave the warm-up out",
         )
-        knows_p = has_target and (self.records is not None or self.makes_p)
         require(
             self.objective.credit not in NEEDS_ALPHA or knows_p,
             f"objective.credit={self.objective.credit} weighs a token by the acceptance of those before it, and text "
@@ -280,12 +295,4 @@ class TrainConfig:
             not self.draft.is_head or knows_p,
             f"draft={self.draft.family} drafts from hidden states of its target, and text holds none. Set "
             "target_source=live, or records=FOLDER whose records hold them (records.features.layers in distill)",
-        )
-        chosen = self.tokenizer.path is not None or self.tokenizer.train_entries is not None
-        require(
-            has_target != chosen,
-            "tokenizer.path or tokenizer.train_entries is set although target.path is: a draft must use its target's "
-            "tokens. Drop it"
-            if has_target
-            else "without a target the tokens are undefined: set tokenizer.train_entries=4096, or tokenizer.path",
         )
