@@ -117,6 +117,7 @@ def test_the_target_is_another_one_while_an_adapter_is_on(folder: Path) -> None:
         assert weights_fingerprint(inside) != weights_fingerprint(plain), "merged weights are not those of the files"
 
 
+@pytest.mark.slow
 def test_a_wrapped_model_is_a_draft_and_has_drafts(folder: Path) -> None:
     model, ids = wrapped(folder), torch.tensor([[5, 6, 7]])
     for draft in (folder, wrapped(folder)):

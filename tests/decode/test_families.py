@@ -24,12 +24,14 @@ from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree, tree_depths
 from decode.trees.tree_plans import Dynamic, Shape, Static, chain, k_ary
 from tests.decode.heads import DEPTH, VARIANTS, batch_of, features_of, random_head
-from tests.tiers import by_default
+from tests.tiers import by_default, spread
 from tests.tiny import MODELS, tiny_llama
 
 RAGGED = [[5, 9, 2, 7], [1, 8], [4, 4, 6, 3, 2]]
 SHAPES: dict[str, Shape] = {"chain": chain(DEPTH), "tree": k_ary([3, 2, 1]), "dynamic": Dynamic(DEPTH, 3, 9)}
 every_family = pytest.mark.parametrize("name", VARIANTS)
+some_families = pytest.mark.parametrize("name", spread(6, VARIANTS))
+"""Where what is tested lies in code that all of them share."""
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +209,7 @@ def test_rounds_are_captured_and_draft_the_same(
         torch.testing.assert_close(one.log_q, other.log_q)
 
 
-@every_family
+@some_families
 def test_prompts_of_one_token_and_penalties(target: PreTrainedModel, name: str) -> None:
     head = random_head(name, target)
     ids = torch.tensor([[3], [9]])
@@ -218,7 +220,7 @@ def test_prompts_of_one_token_and_penalties(target: PreTrainedModel, name: str) 
     assert any(one.drafted for one in drafted.stats.rounds)
 
 
-@every_family
+@some_families
 @pytest.mark.parametrize("reduced", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_head_may_be_of_another_precision_than_its_target(name: str, reduced: bool) -> None:
     """float32 states into bfloat16 weights, and trained on afterwards with what decoding left behind."""

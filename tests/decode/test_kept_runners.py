@@ -96,6 +96,7 @@ def test_calls_of_several_threads_do_not_meet(name: str) -> None:
     assert all(torch.equal(have, want) for have, want in zip(together, alone, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_default(1, ["lm", "eagle3", "cascade", "mixture", "foreign"]))
 def test_a_processor_may_wait_for_another_thread(name: str) -> None:
     model = tiny_llama(num_layers=6 if name == "eagle3" else 2, dtype=torch.float64).requires_grad_(False)
@@ -238,6 +239,7 @@ def test_a_runner_that_is_given_up_frees_its_cache_and_its_captures() -> None:
     assert resident_bytes() - before < 100e6
 
 
+@pytest.mark.slow
 def test_what_is_given_up_is_freed_at_once() -> None:
     """Python looks for cycles when there are many objects, and these are few and large."""
     model = tiny_llama().requires_grad_(False)
@@ -311,6 +313,7 @@ def test_a_call_inside_autocast_shares_nothing_with_one_outside() -> None:
         generate(model, None, PROMPTS[0], **SETTINGS, seed=0)
 
 
+@pytest.mark.slow
 def test_a_drafter_that_was_used_can_be_copied() -> None:
     model, drafter = tiny_llama().requires_grad_(False), LMDraft(tiny_llama(num_layers=1, seed=3))
     want = generate(model, drafter, PROMPTS[0], **SETTINGS, seed=0).sequences

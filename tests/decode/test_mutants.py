@@ -30,7 +30,7 @@ from tests.decode.untrained import test_foreign as foreign
 from tests.decode.untrained import test_jacobi as jacobi
 from tests.decode.untrained import test_lookup as texts
 from tests.decode.untrained import test_mixture as mixture
-from tests.tiers import by_default
+from tests.tiers import spread
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 real_plan, real_block, real_noise = rejection.node_plan, block.plan, drafting.draft_noise
@@ -356,7 +356,7 @@ MUTANTS: dict[str, tuple[Patch, Callable[[], None]]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_default(24, MUTANTS))
+@pytest.mark.parametrize("name", spread(16, MUTANTS))
 def test_known_bug_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     patch, check = MUTANTS[name]
     patch(monkeypatch)

@@ -90,6 +90,7 @@ def test_so_it_is_with_other_settings(settings: dict[str, Any]) -> None:
     check_pathwise_equality(target(), draft(0.02), 2, overlap=True, max_new_tokens=20, **settings)
 
 
+@pytest.mark.slow
 def test_what_a_thread_is_set_to_compute_in_its_other_half_computes_in() -> None:
     """Of autocast, which is a thread's own; packed weights in float32 besides."""
     model, drafter = tiny_llama(VOCAB), LMDraft(tiny_llama(VOCAB, seed=1))
@@ -102,6 +103,7 @@ def test_what_a_thread_is_set_to_compute_in_its_other_half_computes_in() -> None
                 assert same == 1 or ("dtype" in settings and same > 0.3), "bfloat16 may flip near-ties"
 
 
+@pytest.mark.slow
 def test_texts_end_inside_what_was_assumed() -> None:
     free = call(target(), None, IDS).sequences[0].tolist()
     for at in range(3, 20):
@@ -144,6 +146,7 @@ def test_a_conversation_goes_on() -> None:
         ids = torch.cat([want, IDS], 1)
 
 
+@pytest.mark.slow
 def test_a_draft_elsewhere_drafts_the_same() -> None:
     """Here `elsewhere` is the same CPU: what is moved stays what it is."""
     ids, _ = ragged_prompts(2)

@@ -83,6 +83,7 @@ def test_a_call_finds_all_its_rounds_captured(
     assert len(captures) == made
 
 
+@pytest.mark.slow
 def test_sizes_that_cost_nothing_are_rehearsed_as_one(captures: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a text from 4 to 130 tokens three sizes are looked at, with and without a draft, or the largest alone."""
     model, draft = tiny_llama(), LMDraft(tiny_llama(num_layers=1, seed=3))

@@ -88,6 +88,7 @@ def test_a_host_that_reads_later_writes_the_same_texts(name: str, shape: str) ->
     assert {"stop", "eos"} <= set(stats.finish_reasons) | {"eos"}
 
 
+@pytest.mark.slow
 def test_rules_that_draw_noise_of_their_own_write_the_same_texts_whenever_they_are_read() -> None:
     """One call without refills: a round's noise is keyed by its number, and a late host launches the same rounds."""
     model = tiny_llama(dtype=torch.float64).requires_grad_(False)

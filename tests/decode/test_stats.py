@@ -109,6 +109,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
     monkeypatch.setattr(timing, "_proposal", proposal)
 
 
+@pytest.mark.slow
 def test_a_draft_token_costs_what_it_costs_whatever_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(num_layers=6).requires_grad_(False)
     ticking(monkeypatch)

@@ -110,6 +110,7 @@ def test_the_others_are_what_they_would_be(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus_of(tmp_path, *ODD.values())
     with monkeypatch.context() as patch:

@@ -304,6 +304,7 @@ def test_a_corpus_of_nothing_else_is_not_read_to_its_end(tmp_path: Path) -> None
         everything(wide(name="jsonl", path=path))
 
 
+@pytest.mark.slow
 def test_an_array_and_gzip_are_read_whatever_the_preset(tmp_path: Path) -> None:
     rows = [{"conversations": CHAT, "id": f"{n}"} for n in range(3)]
     for name, text in (("flat", json.dumps(rows)), ("indented", "\ufeff\n" + json.dumps(rows, indent=2) + "\n")):

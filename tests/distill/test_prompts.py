@@ -221,6 +221,7 @@ def test_prompts_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert digest(found) == digest(PROMPTS)
 
 
+@pytest.mark.slow
 def test_the_corpus_is_read_by_the_first_run_and_not_by_one_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[str]
 ) -> None:
@@ -412,6 +413,7 @@ def test_a_run_says_it_before_anything_is_recorded_and_keeps_it(
     assert read_json(tmp_path / "again" / "manifest.json")["held_out"] == kept.model_dump()
 
 
+@pytest.mark.slow
 def test_python_source_is_not_read_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

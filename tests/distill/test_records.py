@@ -332,6 +332,7 @@ def recorded(folder: Path, scheme: Scheme | None) -> RecordFolder:
     return RecordFolder.open(folder / f"records of {scheme}", describe_model(target))
 
 
+@pytest.mark.slow
 def test_records_name_the_quantisation_and_fit_no_other(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     plain, rounded = recorded(tmp_path, None), recorded(tmp_path, "int8")

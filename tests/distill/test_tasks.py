@@ -124,6 +124,7 @@ def test_a_file_decides_the_split_of_its_tasks(tmp_path: Path) -> None:
             assert all(task.source == files[task.id.rsplit("#", 1)[0]].text for task in prompts)
 
 
+@pytest.mark.slow
 def test_prompts_are_spread_over_the_files() -> None:
     for kind in KINDS:
         firsts = [task.id.rsplit("#", 1)[0] for task in task_prompts(kind, CONFIG, "heldout", 12)]

@@ -162,6 +162,7 @@ def test_a_decoder_that_changes_the_text_fails_with_exit_code_1(models, tmp_path
         stage.run(replace(cfg, resume="auto"))
 
 
+@pytest.mark.slow
 def test_a_fault_that_both_loops_share_fails_too(models, tmp_path, monkeypatch):
     off_by_one(monkeypatch)
     sizes = {"tokens": 30, "other_tokens": 30}

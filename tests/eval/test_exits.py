@@ -124,6 +124,7 @@ def config(tmp_path: Path, target: Path, **changes: Any) -> EvalConfig:
     return cfg
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_published_and_drafted_by(tmp_path: Path) -> None:
     target = save_tiny_target(tmp_path / "target", num_layers=3)
     mode.run(config(tmp_path, target))

@@ -43,6 +43,7 @@ def prompts(folder: Path) -> str:
     return str(file)
 
 
+@pytest.mark.slow
 def test_every_rival_is_timed_and_the_fastest_on_other_prompts_has_the_headline(results: dict[str, Any]) -> None:
     (sampled,) = results["headline"]
     arms = ["distilled k=2", "distilled block", "distilled short"]
@@ -57,6 +58,7 @@ def test_every_rival_is_timed_and_the_fastest_on_other_prompts_has_the_headline(
         assert getattr(found, name) == fastest[name]
 
 
+@pytest.mark.slow
 def test_rows_of_other_settings_have_alpha_and_speed_but_no_count_of_mismatches(results: dict[str, Any]) -> None:
     rows = [one for one in results["rows"] if one["setting"] is not None]
     assert {(one["draft"], one["setting"], one["temperature"], one["verifier"]) for one in rows} == {
@@ -79,6 +81,7 @@ def same(one: dict[str, Any], other: dict[str, Any], *names: str) -> bool:
     return all(one[name] == other[name] for name in names)
 
 
+@pytest.mark.slow
 def test_the_page_says_who_competed_and_shows_both_rules_side_by_side(results: dict[str, Any]) -> None:
     text = render_summary(results)
     best = results["headline"][0]["best"]

@@ -34,12 +34,14 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((folder / "report/results.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_target_s_quantisation_is_told(results: dict[str, Any]) -> None:
     assert results["target"]["quantization"] == "int8"
     assert "quantised: int8. Speedups are over this same int8 target without a draft" in render_summary(results)
     assert all(row["mismatches"] == 0 for row in results["rows"] if row["mismatches"] is not None)
 
 
+@pytest.mark.slow
 def test_the_unquantised_target_is_timed_beside_it(results: dict[str, Any]) -> None:
     rows = results["unquantised"]
     assert {one["draft"] for one in rows} == {"distilled", "undistilled", "lookup", "both"}

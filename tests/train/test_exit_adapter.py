@@ -27,6 +27,7 @@ from train.export.stage import run as export
 from train.stage import run
 
 
+@pytest.mark.slow
 def test_recorded_states_bring_the_exit_nearer_to_the_target(
     tmp_path: Path, target: Path, feature_records: Path
 ) -> None:

@@ -90,6 +90,7 @@ def exported(draft: Path, output: Path, form: Format, target: Path | None = None
     return output
 
 
+@pytest.mark.slow
 def test_a_head_learns_from_records_of_a_file_and_drafts_for_that_file_alone(
     tmp_path: Path, target: Path, records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

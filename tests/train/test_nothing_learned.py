@@ -28,7 +28,7 @@ from decode.models.output_head import ends_of, head_of
 from distill.objectives.config import ObjectiveConfig
 from distill.records.record_folder import RecordFolder
 from distill.sequences import RecordSequences, TrainSequence, record_sequences
-from tests.tiers import by_default
+from tests.tiers import spread
 from tests.tiny import tiny_llama
 from tests.train.toy import head_config, metrics, model_config, tiny_config, write_records
 from train import training_inputs
@@ -102,7 +102,7 @@ def empty_batches(folder: Path, target: Any, p: str, layers: tuple[int, ...]) ->
         yield LiveTarget(target, layers)(batch) if p == "live" else batch
 
 
-@pytest.mark.parametrize("name", by_default(6, ["lm", *VARIANTS]))
+@pytest.mark.parametrize("name", spread(6, ["lm", *VARIANTS]))
 def test_it_counts_nothing_and_every_weight_takes_part(target: Path, every_store: Path, name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(target)
     draft: Any = LMDraft(tiny_llama(300, 16, num_layers=1))

@@ -76,6 +76,7 @@ def test_an_offline_run_holds_config_curves_and_report(tmp_path: Path, target: P
     assert not (tmp_path / "home").exists(), "W&B wrote outside of the run folder"
 
 
+@pytest.mark.slow
 def test_the_last_part_of_a_resumed_run_holds_all_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each part lies in a folder of its own. `wandb sync` of both lets the second replace the first; where that was
     killed, it stops at its last record, which is not whole, and never comes to the second."""

@@ -80,6 +80,7 @@ def test_the_text_is_that_of_plain_decoding(settings: dict[str, Any]) -> None:
     assert tau > 1.1 or "adaptive" in settings
 
 
+@pytest.mark.slow
 def test_captured_rounds_write_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a second drafter that equals the first too, which makes no captures of its own."""
     model, captured = tiny_llama(num_layers=LAYERS, dtype=torch.float64), []

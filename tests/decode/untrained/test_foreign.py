@@ -468,6 +468,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
         DrafterConfig(path="foreign", settings=settings)
 
 
+@pytest.mark.slow
 def test_it_is_loaded_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From Python, from the command line, and as a member; a draft of other tokens, given as it is, is told of it."""
     target = str(save_tiny_target(tmp_path / "target"))

@@ -54,6 +54,7 @@ def arms_of(cell: dict[str, Any]) -> set[str]:
     return {one["arm"] for one in cell["arms"]}
 
 
+@pytest.mark.slow
 def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path, tmp_path: Path) -> None:
     """The least that is whole: one text, one target, a drafter and a draft."""
     asked = values(models) | {"output_dir": str(tmp_path), "decode": {"max_new_tokens": 4}}

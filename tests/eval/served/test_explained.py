@@ -27,6 +27,7 @@ PROMPTS = [[5, 9, 3, 7], [8, 2, 6, 4, 1], [3, 3, 11]]
 OURS = Counters(100, 300, (80, 60, 40))
 
 
+@pytest.mark.slow
 def test_an_engine_that_turns_a_draft_otherwise_is_told_so(toy: Toy, tmp_path: Path) -> None:
     turned = Path(shutil.copytree(toy.draft, tmp_path / "turned"))
     edit_config(another_rope, turned)

@@ -139,6 +139,7 @@ class Careless(TrueEngine):
         return text, counters
 
 
+@pytest.mark.slow
 def test_an_engine_that_draws_otherwise(toy: Toy, tmp_path: Path) -> None:
     engine = toy.engine()
     engine.__class__ = Careless
@@ -201,6 +202,7 @@ class Mortal(TrueEngine):
         raise RuntimeError("EngineDeadError")
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_leaves_nothing_half_written_and_is_resumed(toy: Toy, tmp_path: Path) -> None:
     engine = toy.engine()
     engine.__class__, engine.dies_after = Mortal, 8
