@@ -38,10 +38,10 @@ from decode.models.adapters import unwrapped
 from decode.prompts import check_ids, prompts_of
 from decode.requests import Endings, Event, Observer, Request
 from decode.sampling.allowed_tokens import Allowed, AllowedTokens, Restriction
-from decode.sampling.asked import asked_processors
 from decode.sampling.audited import Audited
 from decode.sampling.config import SamplingConfig, sampling_config
 from decode.sampling.own_settings import RESTING, say_others
+from decode.sampling.penalties import asked_processors
 from decode.sampling.processors import check_processors
 from decode.sampling.stopping import Criteria, StopStrings, eos_ids, own_eos_ids
 from decode.sampling.warp import Sampling

@@ -28,8 +28,8 @@ from decode.models.describe import describe_model
 from decode.models.load import load_model
 from decode.rehearsal import warm_up
 from decode.requests import Event, check_fits
-from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, say_others
+from decode.sampling.penalties import asked_processors
 from decode.sampling.stopping import own_eos_ids
 from decode.stats import Stats
 

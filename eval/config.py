@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from decode.common.typed_config import require, require_at_least, require_some
 from decode.config import ModelConfig
@@ -25,9 +25,6 @@ TOKEN_FOR_TOKEN = ("coupled", "greedy")
 Mode = Literal[
     "report", "decoders", "families", "certificate", "profile", "served", "drafters", "exits",
 ]  # fmt: skip
-SPEED_OF_RECORDS = "python -m distill --multirun target.runtime=transformers,vllm ..., whose table gives its seconds"
-SIMULATION = "python scripts/overlap_simulation.py --target-ms 30 --draft-ms 3 --alpha 0.8, or --report results.json"
-BANDWIDTH = "python scripts/bandwidth.py FOLDER --shape 8b"
 
 
 @dataclass
@@ -74,9 +71,6 @@ class CertificateConfig:
 class ProfileConfig:
     """Where the time of a round goes, instead of a report (`mode=profile`)."""
 
-    RENAMED: ClassVar[dict[str, str]] = {"before": "mode=profile in the other checkout too, in turn with this one"}
-    """Keys of earlier versions, and what took their place."""
-
     prompts: int = 4
     """Prompts decoded, timing.batch_size at once."""
     max_new_tokens: int = 64
@@ -89,19 +83,6 @@ class ProfileConfig:
 @dataclass
 class EvalConfig:
     """`python -m eval`: a measured report of one target with one or several drafts, a certificate, or a profile."""
-
-    RENAMED: ClassVar[dict[str, str]] = {
-        "suite": "mode=report|decoders|families|served says what is measured, name=... how it is called",
-        "certificate=true": "mode=certificate",
-        "profile=true": "mode=profile",
-        "mode=runtimes": SPEED_OF_RECORDS,
-        "runtimes": SPEED_OF_RECORDS,
-        "mode=overlap": SIMULATION,
-        "overlap": SIMULATION,
-        "mode=bandwidth": BANDWIDTH,
-        "bandwidth": BANDWIDTH,
-    }
-    """Keys of earlier versions, with their values or without, and what took their place."""
 
     mode: Mode = "report"
     """What is measured and written."""

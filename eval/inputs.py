@@ -21,8 +21,8 @@ from decode.drafters.untrained.index.datastore import manifest_of
 from decode.models.compatibility import load_tokenizer
 from decode.models.describe import ModelDescription, describe_model
 from decode.models.load import load_model
-from decode.sampling.asked import asked_processors
 from decode.sampling.own_settings import RESTING, asked_by, say_others
+from decode.sampling.penalties import asked_processors
 from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
 from distill.corpora.config import DataConfig

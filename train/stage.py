@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from decode.common.errors import ConfigError
 from decode.common.progress import get_logger, is_main_process
 from decode.common.run_folder import RUN, RunFolder, check_run, free_disk_check, on_main, open_run
-from decode.common.typed_config import build, known_part
+from decode.common.typed_config import build
 from decode.config import ModelConfig
 from decode.models.compatibility import load_tokenizer
 from decode.models.describe import describe_model
@@ -26,7 +26,7 @@ from decode.models.output_head import Ends, OutputHead, ends_of, head_of
 from decode.models.small import load_ends
 from distill.prompts.run_chats import bound_to, with_day
 from train.batches import StepReader, readers_of
-from train.checkpoints.resuming import adopt, check_ranks, check_whole, find_checkpoint, saved_optimizer
+from train.checkpoints.resuming import adopt, check_ranks, check_whole, find_checkpoint
 from train.checkpoints.run_checkpoints import Checkpoints, save_unwrapped
 from train.checkpoints.state import TrainState, read_state
 from train.config import TrainConfig
@@ -242,28 +242,18 @@ def _check_resume(cfg: TrainConfig) -> None:
     if cfg.plan or cfg.resume in ("never", "auto"):
         return
     checkpoint = find_checkpoint(Path(cfg.resume))
-    theirs = _of_this_version(RUN.read(checkpoint.parent.parent / "run.json").config)
-    # what auto stood for is what lies there: an earlier version chose by rules of its own
-    theirs |= {"optimizer": saved_optimizer(checkpoint)}
-    ours: dict[str, Any] = asdict(cfg) | {"optimizer": chosen_optimizer(cfg)}
+    other = build(TrainConfig, RUN.read(checkpoint.parent.parent / "run.json").config)
+    theirs: Any = asdict(other) | {"optimizer": chosen_optimizer(other)}
+    ours: Any = asdict(cfg) | {"optimizer": chosen_optimizer(cfg)}
     for where in (("draft",), ("optimizer",), ("engine", "name"), ("target", "path")):
         there, here = theirs, ours
         for key in where:
-            there, here = there.get(key, "unset") if isinstance(there, dict) else "unset", here[key]
+            there, here = there[key], here[key]
         if there != here:
             raise ConfigError(
                 f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights "
                 "and optimizer state would not fit. Give the same value, or start with draft.init_from instead"
             )
-
-
-def _of_this_version(config: dict[str, Any]) -> dict[str, Any]:
-    """A run's configuration without fields that are gone since, and with those that came at their defaults; as it is
-    where this version refuses it."""
-    try:
-        return asdict(build(TrainConfig, known_part(TrainConfig, config)))
-    except ConfigError:
-        return config
 
 
 def _run_id(folder: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import hydra
 import yaml
@@ -50,10 +50,7 @@ def parse_overrides(stage: str, config_class: type, overrides: Sequence[str], sw
     it stands."""
     known = groups(stage)
     lines = [readable(text, config_class, known, sweeps) for text in overrides]
-    parsed = [(_parse(text), text) for text in lines]
-    for override, text in parsed:
-        _check_renamed(config_class, override.key_or_group, text)
-    return [_parse(_normal(override, text, known, config_class)) for override, text in parsed]
+    return [_parse(_normal(_parse(text), text, known, config_class)) for text in lines]
 
 
 def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | None:
@@ -68,10 +65,7 @@ def compose(stage: str, config_class: type, arguments: Sequence[str]) -> dict | 
         composed = _hydra_main(stage, options, lines) if options else _compose_once(stage, lines)
         if composed is None:
             return None
-        container: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    for key in container:
-        _check_renamed(config_class, key, f"{key}={container[key]}")
-    return container
+        return cast(dict, OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
 
 
 def _compose_once(stage: str, overrides: list[str]) -> DictConfig:
@@ -119,13 +113,6 @@ def _normal(override: Override, text: str, known: Mapping[str, str | None], conf
         + ", ".join(f"{override.key_or_group}.{field.name}" for part in parts for field in fields(part)),
     )
     return f"++{bare}" if kind is not None else text
-
-
-def _check_renamed(config_class: type, key: str, text: str) -> None:
-    """ConfigError with what took the place of a key, or of a key with that value, that an earlier version knew."""
-    renamed: Mapping[str, str] = getattr(config_class, "RENAMED", {})
-    now = renamed.get(key) or renamed.get(key.partition(".")[0]) or renamed.get(text.lstrip("+").lower())
-    require(now is None, f"{text} was understood by an earlier version; what took its place: {now}")
 
 
 @contextmanager

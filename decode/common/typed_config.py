@@ -60,24 +60,10 @@ def build(cls: type[T], container: Mapping, where: str = "") -> T:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def known_part(cls: type, container: Mapping) -> dict[str, Any]:
-    """`container` without the keys that the dataclass `cls`, or one nested in it, does not know."""
-    known: dict[str, Any] = {}
-    for key, value in container.items():
-        if key in _field_types(cls):
-            inner = nested_class(cls, f"{key}.")
-            known[key] = known_part(inner, value) if inner is not None and isinstance(value, Mapping) else value
-    return known
-
-
 def unknown_key_message(cls: type, path: str, where: str = "", groups: Iterable[str] = ()) -> str:
     """Sentences that name the unknown dotted `path` in `cls`, up to three keys that may have been meant, and the valid
-    keys beside it; of a key that is gone what took its place (RENAMED of its class). `groups` are names that are known
-    besides those of `cls`."""
+    keys beside it. `groups` are names that are known besides those of `cls`."""
     holder = nested_class(cls, path) or cls
-    gone = getattr(holder, "RENAMED", {}).get(path.rpartition(".")[2])
-    if gone is not None:
-        return f"{_join(where, path)} was understood by an earlier version; what took its place: {gone}"
     *others, last = [repr(_join(where, one)) for one in _meant(cls, path, groups)] or [""]
     hint = f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""
     return f"unknown key {_join(where, path)!r}.{hint} {_choices(holder)}"

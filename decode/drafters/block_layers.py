@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from decode.drafters.layers import MLP, Attention, Extend
+from decode.drafters.layers import MLP, Extend
 
 if TYPE_CHECKING:
     from decode.drafters.head_config import HeadConfig
@@ -23,15 +23,7 @@ class BlockLayer(nn.Module):
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = nn.RMSNorm(width, eps)
-        self.self_attn = Attention(
-            width,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.rotary(),
-            qk_norm_eps=eps if qk_norm else None,
-            bias=bias,
-        )
+        self.self_attn = config.attention(qk_norm=qk_norm, bias=bias)
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.mlp = MLP(width, config.mlp_width)
 

@@ -23,7 +23,7 @@ from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_config import HeadConfig
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import MLP, Attention, Extend, Mix, Slots
+from decode.drafters.layers import MLP, Extend, Mix, Slots
 from decode.drafters.unrolled import Unrolled
 from decode.forward.window import Window, window_of
 from decode.models.output_head import Ends
@@ -207,16 +207,7 @@ class Eagle3Draft(RecursiveDraft):
         self.fc = nn.Linear(inputs, width, bias=False)
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.hidden_norm = nn.RMSNorm(width, eps)
-        self.self_attn = Attention(
-            width,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.rotary(),
-            input_width=2 * width,
-            qk_norm_eps=eps if config.qk_norm else None,
-            bias=config.attention_bias,
-        )
+        self.self_attn = config.attention(2 * width, config.qk_norm, config.attention_bias)
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.mlp = MLP(width, config.mlp_width)
         self.norm = nn.RMSNorm(width, eps)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from decode.common.checked_json import Size
 from decode.common.typed_config import require
-from decode.drafters.layers import Rope, Rotary
+from decode.drafters.layers import Attention, Rope, Rotary
 from decode.forward.window import Window
 from decode.models.hidden_states import FINAL
 
@@ -98,6 +98,8 @@ class HeadConfig:
         embedding."""
         return self
 
-    def rotary(self) -> Rotary:
-        """Its rotary positions."""
-        return Rotary(self.head_dim, self.rope, self.max_positions)
+    def attention(self, input_width: int | None = None, qk_norm: bool = False, bias: bool = False) -> Attention:
+        """One layer's, with its rotary positions."""
+        rope, eps = Rotary(self.head_dim, self.rope, self.max_positions), self.rms_norm_eps if qk_norm else None
+        sizes = (self.hidden_size, self.heads, self.kv_heads, self.head_dim)
+        return Attention(*sizes, rope, input_width=input_width, qk_norm_eps=eps, bias=bias)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step, judged, shifted
+from decode.drafters.block_layers import BlockLayer
 from decode.drafters.drafting import Above, Steps
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import MLP, Attention, Extend, Slots
+from decode.drafters.layers import Extend, Slots
 from decode.drafters.medusa import OneStateConfig, residuals
 from decode.drafters.unrolled import Unrolled
 from decode.models.output_head import Ends
@@ -43,7 +44,7 @@ class HydraDraft(HeadDraft):
         super().__init__(config, ends, vocab)
         self.most_tokens, self.num_cached = config.depth, int(config.prefix_attention)
         self.embed_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.prefix = nn.ModuleList(PrefixLayer(config) for _ in range(self.num_cached))
+        self.prefix = nn.ModuleList(_prefix_layer(config) for _ in range(self.num_cached))
         self.heads = nn.ModuleList(_head(config, 1 + index) for index in range(config.depth))
 
     def states(self, features: Tensor, positions: Tensor, extends: list[Extend]) -> Tensor:
@@ -122,20 +123,9 @@ def _head(config: HydraConfig, num_tokens: int) -> nn.Sequential:
     return nn.Sequential(fuse, *residuals(width, config.mlp_layers))
 
 
-class PrefixLayer(nn.Module):
+def _prefix_layer(config: HydraConfig) -> BlockLayer:
     """A decoder layer (Hydra++). Starts as the identity, as the heads do."""
-
-    def __init__(self, config: HydraConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = nn.RMSNorm(width, eps)
-        self.self_attn = Attention(width, config.heads, config.kv_heads, config.head_dim, config.rotary())
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
-        self.mlp = MLP(width, config.mlp_width)
-        nn.init.zeros_(self.self_attn.o_proj.weight)
-        nn.init.zeros_(self.mlp.down_proj.weight)
-
-    def forward(self, state: Tensor, positions: Tensor, extend: Extend) -> Tensor:
-        """state (B, T, d) -> (B, T, d)."""
-        state = state + self.self_attn(self.input_layernorm(state), positions, extend)
-        return state + self.mlp(self.post_attention_layernorm(state))
+    layer = BlockLayer(config, qk_norm=False)
+    nn.init.zeros_(layer.self_attn.o_proj.weight)
+    nn.init.zeros_(layer.mlp.down_proj.weight)
+    return layer

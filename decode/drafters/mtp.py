@@ -18,7 +18,7 @@ from decode.common.errors import InputError
 from decode.common.typed_config import require
 from decode.drafters.eagle3 import RecursiveDraft
 from decode.drafters.head_config import HeadConfig
-from decode.drafters.layers import MLP, Attention, Extend
+from decode.drafters.layers import MLP, Extend
 from decode.models.describe import ModelDescription
 from decode.models.head_targets import check_taps
 from decode.models.hidden_states import FINAL
@@ -66,15 +66,7 @@ class MTPDraft(RecursiveDraft):
         self.hnorm = nn.RMSNorm(width, eps)
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
         self.input_layernorm = nn.RMSNorm(width, eps)
-        self.self_attn = Attention(
-            width,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            config.rotary(),
-            qk_norm_eps=eps if config.qk_norm else None,
-            bias=config.attention_bias,
-        )
+        self.self_attn = config.attention(qk_norm=config.qk_norm, bias=config.attention_bias)
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
         self.mlp = MLP(width, config.mlp_width)
         self.norm = nn.RMSNorm(width, eps)

@@ -51,16 +51,6 @@ HEADS: dict[str, tuple[type[HeadConfig], type[HeadDraft]]] = {
     "mtp": (MTPConfig, MTPDraft),
     "peagle": (PEagleConfig, PEagleDraft),
 }
-ADDED: dict[str, tuple[dict[str, Any], ...]] = {
-    "dspark": ({"layout": "anchor", "mask_token": None}, {"causal": False}),
-    "eagle3": (
-        {"fc_norm": False, "norm_before_fc": False, "norm_output": False},
-        {"norm_before_residual": False, "qk_norm": False, "attention_bias": False, "own_head": False},
-        {"draft_window": None, "draft_sinks": 0},
-    ),
-    "medusa": ({"bias": True, "own_heads": False},),
-}
-"""Fields that heads saved before do not have, all or none of those added together, and what such a head is."""
 Shapes = dict[str, tuple[int, ...]]
 log = get_logger("decode")
 
@@ -142,8 +132,7 @@ def _config(folder: str | Path, family: str) -> HeadConfig:
             f"{', '.join(HEADS)}. One of the files was edited; copy the folder again"
         )
     known = HEADS[family][0]
-    older = {name for added in ADDED.get(family, ()) if not set(added) & set(fields) for name in added}
-    wrong = set(fields) ^ ({field.name for field in dataclasses.fields(known)} - older)
+    wrong = set(fields) ^ {field.name for field in dataclasses.fields(known)}
     if wrong:
         raise InputError(
             f"{folder}/config.json and this version's {family} heads do not share the fields "

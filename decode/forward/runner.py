@@ -45,40 +45,36 @@ class _Unit(threading.local):
     runs = False
     is_hurried = False
     uses: dict[tuple[object, ...], int] | None = None
+    room = 0
 
 
 _unit = _Unit()
 
 
 @contextmanager
-def whole() -> Iterator[None]:
+def _with(name: str, value: object) -> Iterator[None]:
+    before = getattr(_unit, name)
+    setattr(_unit, name, value)
+    try:
+        yield
+    finally:
+        setattr(_unit, name, before)
+
+
+def whole() -> AbstractContextManager[None]:
     """What runs inside is part of a larger unit, which is captured as a whole."""
-    before, _unit.runs = _unit.runs, True
-    try:
-        yield
-    finally:
-        _unit.runs = before
+    return _with("runs", True)
 
 
-@contextmanager
-def captured_at_once() -> Iterator[None]:
+def captured_at_once() -> AbstractContextManager[None]:
     """What runs inside is captured at its first use: parts that are timed alone may be run nowhere else."""
-    before, _unit.is_hurried = _unit.is_hurried, True
-    try:
-        yield
-    finally:
-        _unit.is_hurried = before
+    return _with("is_hurried", True)
 
 
-@contextmanager
-def repeatable() -> Iterator[None]:
+def repeatable() -> AbstractContextManager[None]:
     """What runs inside is replayed from its sixth use on, whatever was captured before: a capture rounds otherwise than
     its pass, and the same calls shall give the same bits in a process that has made others before."""
-    before, _unit.uses = _unit.uses, {}
-    try:
-        yield
-    finally:
-        _unit.uses = before
+    return _with("uses", {})
 
 
 def in_unit() -> bool:
@@ -115,23 +111,15 @@ def look_at(slots: int) -> Iterator[Look]:
         _look.reset(token)
 
 
-_room: ContextVar[int] = ContextVar("tokens that a row has room for, at least", default=0)
-
-
-@contextmanager
-def room_for(tokens: int) -> Iterator[None]:
+def room_for(tokens: int) -> AbstractContextManager[None]:
     """Rows of the calls inside have room for so many tokens, the longest text of all: calls of one room share captures,
     whatever their prompts."""
-    token = _room.set(tokens)
-    try:
-        yield
-    finally:
-        _room.reset(token)
+    return _with("room", tokens)
 
 
 def least_room() -> int:
     """Tokens that a row has room for, at least."""
-    return _room.get()
+    return _unit.room
 
 
 class Runner:

@@ -20,6 +20,7 @@ from transformers import (
 from decode.common.errors import ConfigError
 from decode.common.typed_config import whole
 from decode.sampling.config import SamplingConfig
+from decode.sampling.grammar import grammar_of
 
 
 class GeneratedTokenPenalty(LogitsProcessor):
@@ -106,3 +107,13 @@ def _refuse_all(banned: set[tuple[int, ...]], words: Sequence[int | str], vocab_
             f"banned_words has {len(words)} entries which ban all {vocab_size} tokens of the target, so nothing could "
             "be said; leave some out"
         )
+
+
+def asked_processors(
+    vocab_size: int, tokenizer: PreTrainedTokenizerBase | None, settings: SamplingConfig, ends: Sequence[int]
+) -> list[LogitsProcessor]:
+    """Penalties, biases and bans, then the grammar; none where all are at rest. `ends` are the tokens that end a text.
+
+    Raises ConfigError as `penalties` and `grammar_of` do.
+    """
+    return [*penalties(vocab_size, tokenizer, settings), *grammar_of(settings.grammar, tokenizer, vocab_size, [*ends])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field
 
@@ -13,34 +13,6 @@ from decode.trees import MOST_NODES
 from decode.trees.tree import chain_parents, tree_depths
 
 BEAM = 4  # nodes that a dynamic tree expands a level: a beam of 8 gives no more tokens (see drafters/trees.py)
-
-
-class Shape(Protocol):
-    """A plan of one round's tree. Node 0 is pending and counts among the nodes."""
-
-    @property
-    def depth(self) -> int:
-        """Draft tokens on the longest path."""
-        ...
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of the target's pass, pending included."""
-        ...
-
-    @property
-    def is_chain(self) -> bool:
-        """One candidate everywhere."""
-        ...
-
-    @property
-    def num_read(self) -> int:
-        """Nodes that have children and so are read by a draft LM: the slots its cache needs beyond the text."""
-        ...
-
-    def cut(self, depth: int) -> Shape:
-        """The same plan without nodes deeper than `depth`, which no row could still emit."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -104,6 +76,11 @@ class Dynamic:
     def cut(self, depth: int) -> Dynamic:
         """Fewer levels."""
         return self if depth >= self.depth else Dynamic(depth, self.beam, min(self.num_nodes, 1 + depth * self.beam))
+
+
+Shape = Static | Dynamic
+"""A plan of one round's tree. Node 0 is pending and counts among the nodes. `num_read` are those that have children,
+which a draft LM reads: the slots that its cache needs beyond the text."""
 
 
 @cache

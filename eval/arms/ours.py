@@ -17,7 +17,7 @@ from decode.drafters.lm import LMDraft
 from decode.forward.runner import least_room
 from decode.sampling.config import SamplingConfig
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
-from eval.arms.transformers_arms import AssistedArm, EarlyExitArm, Setting, TransformersArm, assisted_settings
+from eval.arms.transformers_arms import Setting, TransformersArm, assisted_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at, settings_at, verifier_at
 from eval.measure.config import PeersConfig
@@ -82,14 +82,11 @@ def assisted_arms(cfg: EvalConfig, model: PreTrainedModel, drafter: Any, tempera
     """transformers assisted generation by setting; none for a draft that is not a language model."""
     if _of_draft(drafter) is not None:
         return {}
-    tried = {one.label: one for one in assisted_settings(cfg.peers)}
-    return {label: _assisted(cfg, model, drafter, temperature, label, one) for label, one in tried.items()}
-
-
-def _assisted(
-    cfg: EvalConfig, model: PreTrainedModel, drafter: LMDraft, temperature: float, label: str, setting: Setting
-) -> Arm:
-    return AssistedArm(f"{ASSISTED}, {label}", model, drafter.model, sampling_at(cfg, temperature), setting)
+    sampling, lm = sampling_at(cfg, temperature), drafter.model
+    return {
+        one.label: TransformersArm(f"{ASSISTED}, {one.label}", model, sampling, draft=lm, setting=one)
+        for one in assisted_settings(cfg.peers)
+    }
 
 
 def lookup_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float) -> dict[str, Arm]:
@@ -110,7 +107,9 @@ def early_exit_arms(cfg: EvalConfig, model: PreTrainedModel, temperature: float)
     """Setting -> transformers' early exit there."""
     sampling = sampling_at(cfg, temperature)
     return {
-        name: EarlyExitArm(f"{EARLY_EXIT}, {name}", model, layers, sampling, Setting(tokens, 0.0))
+        name: TransformersArm(
+            f"{EARLY_EXIT}, {name}", model, sampling, {"assistant_early_exit": layers}, setting=Setting(tokens, 0.0)
+        )
         for name, (layers, tokens) in early_exit_settings(cfg.peers).items()
     }
 

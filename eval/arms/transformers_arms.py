@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import product
@@ -41,16 +41,22 @@ class ArrivalClock(StoppingCriteria):
 
 @dataclass(frozen=True)
 class TransformersArm:
-    """transformers' own generate on the same model; `options` are further fields of its GenerationConfig."""
+    """transformers' own generate on the same model; `options` are further fields of its GenerationConfig. With a
+    `setting` it is assisted, by a draft or, where the options say so, by its own first layers: batch 1 only, which is a
+    limit of transformers."""
 
     name: str
     model: PreTrainedModel
     sampling: Sampling
     options: Mapping[str, Any] = field(default_factory=dict)
+    draft: PreTrainedModel | None = None
+    setting: Setting | None = None
 
     def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
         """One call of model.generate, on its dynamic cache unless the options name another."""
-        return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], **self.options)
+        asked = (self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], self.draft)
+        with nullcontext() if self.setting is None else using(self.draft or self.model, self.setting):
+            return run_transformers(*asked, **self.options)
 
 
 def run_transformers(
@@ -151,39 +157,6 @@ class Setting:
 def assisted_settings(cfg: PeersConfig) -> list[Setting]:
     """Every combination that is tried."""
     return [Setting(*pair) for pair in product(cfg.num_assistant_tokens, cfg.confidence_threshold)]
-
-
-@dataclass(frozen=True)
-class AssistedArm:
-    """model.generate(assistant_model=draft) at one setting; batch 1 only, which is a limit of transformers."""
-
-    name: str
-    model: PreTrainedModel
-    draft: PreTrainedModel
-    sampling: Sampling
-    setting: Setting
-
-    def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
-        """One assisted call."""
-        with using(self.draft, self.setting):
-            return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], self.draft)
-
-
-@dataclass(frozen=True)
-class EarlyExitArm:
-    """model.generate(assistant_early_exit=layers) at one setting; batch 1 only."""
-
-    name: str
-    model: PreTrainedModel
-    layers: int
-    sampling: Sampling
-    setting: Setting
-
-    def run(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], max_new_tokens: int, seed: int) -> Sample:
-        """One call, in which the model is its own assistant."""
-        options: dict[str, Any] = {"assistant_early_exit": self.layers}
-        with using(self.model, self.setting):
-            return run_transformers(self.model, self.sampling, prompts, max_new_tokens, seed + rows[0], **options)
 
 
 @contextmanager

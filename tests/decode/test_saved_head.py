@@ -28,7 +28,6 @@ from tests.decode.heads import random_head
 from tests.tiny import save_tiny_target, tiny_llama
 
 Damage = Callable[[Path], None]
-LAYOUT = ("layout", "mask_token")
 
 
 @pytest.fixture(scope="module")
@@ -94,48 +93,17 @@ def without(*names: str) -> Damage:
     return edit
 
 
-of_before_the_norms, of_before_layouts = without("fc_norm", "norm_before_fc", "norm_output"), without(*LAYOUT)
-
-
-def test_a_head_that_was_saved_before_there_were_norms_loads_as_it_was(folder: Path, target: PreTrainedModel) -> None:
-    before = load_drafter(folder, target=target)
-    of_before_the_norms(folder)
-    after = load_drafter(folder, target=target)
-    assert after.config == before.config  # type: ignore[attr-defined]
-    assert not after.config.norm_output  # type: ignore[attr-defined]
-
-
 def test_a_head_with_norms_is_never_loaded_without_them(folder: Path, target: PreTrainedModel) -> None:
-    """Its norms are foreign weights to a head without; the flag that has no weights is told by the checksum."""
+    """The flag that has no weights is told by the checksum."""
     head = random_head("eagle3.1", target)
     text = json.dumps(asdict(head.config))
     (folder / "config.json").write_text(text)
     save_file(head.state_dict(), folder / "model.safetensors")
-    load_drafter(folder, target=target)
-    of_before_the_norms(folder)
-    with pytest.raises(UserError, match=r"fc_norm.0.weight"):
-        load_drafter(folder, target=target)
-    (folder / "config.json").write_text(text)
     edited("draftsmith.json", sha256={"config.json": hashlib.sha256(text.encode()).hexdigest()})(folder)
     load_drafter(folder, target=target)
     edited("config.json", norm_output=False)(folder)
     with pytest.raises(UserError, match=r"config.json has SHA-256"):
         load_drafter(folder, target=target)
-
-
-def test_a_block_that_was_saved_before_there_were_layouts_is_an_anchors(
-    tmp_path: Path, target: PreTrainedModel
-) -> None:
-    """With a mask of its own, as it was trained; a newer head says both, and its mask is missed without."""
-    of_before_layouts(saved("dspark", target, tmp_path))
-    config = load_drafter(tmp_path, target=target).config  # type: ignore[attr-defined]
-    assert (config.layout, config.mask_token, config.slots) == ("anchor", None, config.depth)
-    saved("dspark-fill-in", target, tmp_path)
-    config = load_drafter(tmp_path, target=target).config  # type: ignore[attr-defined]
-    assert (config.layout, config.mask_token, config.slots) == ("fill_in", 7, config.depth + 1)
-    of_before_layouts(tmp_path)
-    with pytest.raises(UserError, match=r"mask.weight missing"):
-        load_drafter(tmp_path, target=target)
 
 
 @pytest.mark.parametrize(

@@ -253,27 +253,6 @@ def test_the_mode_and_the_name_say_where_the_result_lies(mode: str) -> None:
     assert (named.mode, named.name, named.output_dir) == (mode, "mine", f"runs/mine/{mode}")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("suite=decoders", "mode=report|decoders|families"),
-        ("+suite=mine", "name="),
-        ("certificate=true", "mode=certificate"),
-        ("++profile=True", "mode=profile"),
-        ("mode=runtimes", "python -m distill --multirun"),
-        ("bandwidth.shape=toy", "scripts/bandwidth.py"),
-        ("profile.before=.", "mode=profile in the other checkout"),
-        ("+profile.before=.", "mode=profile in the other checkout"),
-        ("mode=overlap", "scripts/overlap_simulation.py"),
-        ("runtimes.rounds=3", "python -m distill --multirun"),
-    ],
-)
-def test_the_spelling_of_earlier_versions_is_refused_with_todays(old: str, new: str) -> None:
-    key = re.escape(old.lstrip("+").partition("=")[0])
-    with pytest.raises(ConfigError, match=f"{key}.* was understood by an earlier version.*{re.escape(new)}"):
-        built("eval", ["target.path=t", "drafts.one=d", old])
-
-
 def test_a_plan_says_parts_and_writes_nothing(models, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(inputs, "load_model", lambda *_: pytest.fail("weights were loaded"))
     stage.run(config(models, tmp_path / "c", plan=True))

@@ -10,7 +10,6 @@ from decode.sampling.warp import Sampling
 from eval.arms.base import Sample, emitted
 from eval.arms.ours import OurArm
 from eval.arms.transformers_arms import (
-    AssistedArm,
     Setting,
     TransformersArm,
     assisted_settings,
@@ -108,7 +107,7 @@ def test_all_arms_agree_when_greedy():
         OurArm("alone", model, None, GREEDILY),
         OurArm("drafted", model, LMDraft(draft), GREEDILY),
         TransformersArm("transformers", model, GREEDY),
-        AssistedArm("assisted", model, draft, GREEDY, Setting(3, 0.0)),
+        TransformersArm("assisted", model, GREEDY, draft=draft, setting=Setting(3, 0.0)),
     ]
     warm_up(arms, PROMPTS, 1, 0, max_new_tokens=2)
     new = [arm.run([PROMPTS[1].ids], [1], 12, 0).new_ids for arm in arms]
@@ -140,7 +139,9 @@ def test_the_assisted_arm_drafts_as_many_tokens_as_its_setting_says(k, monkeypat
 
     monkeypatch.setattr(model, "forward", counted("target", model.forward))
     monkeypatch.setattr(draft, "forward", counted("draft", draft.forward))
-    sample = AssistedArm("x", model, draft, GREEDY, Setting(k, 0.0)).run([PROMPTS[0].ids], [0], 2 * (k + 1), 0)
+    sample = TransformersArm("x", model, GREEDY, draft=draft, setting=Setting(k, 0.0)).run(
+        [PROMPTS[0].ids], [0], 2 * (k + 1), 0
+    )
     assert sample.tokens == 2 * (k + 1)
     assert calls["target"] == 2  # the draft is the target: k accepted and a bonus, twice
     assert calls["draft"] <= 2 * k + 1  # after a draft that was accepted whole, one pass reads its last token
@@ -153,7 +154,9 @@ def test_the_confidence_threshold_reaches_transformers(monkeypatch):
         calls = []
         forward = type(draft).forward
         monkeypatch.setattr(draft, "forward", lambda *a, **kw: calls.append(1) or forward(draft, *a, **kw))  # noqa: B023
-        AssistedArm("x", model, draft, GREEDY, Setting(5, threshold)).run([PROMPTS[0].ids], [0], 12, 0)
+        TransformersArm("x", model, GREEDY, draft=draft, setting=Setting(5, threshold)).run(
+            [PROMPTS[0].ids], [0], 12, 0
+        )
         counts[threshold] = len(calls)
     assert counts[0.999999] < counts[0.0]  # an unsure draft stops after its first token
 

@@ -38,17 +38,16 @@ class Arms:
     def __init__(self) -> None:
         self.made: list[tuple[FakeArm, tuple[Any, ...]]] = []
 
-    def __call__(self, name: str, model: object, *rest: Any) -> FakeArm:
-        setting = next((one for one in rest if isinstance(one, Setting)), None)
+    def __call__(self, name: str, model: object, *rest: Any, setting: Setting | None = None, **_: Any) -> FakeArm:
         pace = 0.1 if setting is None else abs(setting.num_assistant_tokens - 5) + 0.01  # the peer is best at 5
-        self.made.append((FakeArm(name, pace), rest))
+        self.made.append((FakeArm(name, pace), rest if setting is None else (*rest, setting)))
         return self.made[-1][0]
 
 
 def arms_made_up(monkeypatch: pytest.MonkeyPatch) -> Arms:
     """In place of all arms; bare forwards take as many seconds as the context has tokens."""
     made = Arms()
-    for name in ("OurArm", "TransformersArm", "AssistedArm"):
+    for name in ("OurArm", "TransformersArm"):
         monkeypatch.setattr(build_arms, name, made)
     monkeypatch.setattr(report, "renamed", lambda arm, _: arm)  # a made-up peer keeps the name of its setting
 

@@ -6,9 +6,8 @@ from transformers import LogitsProcessorList
 
 from decode.drafters.lm import LMDraft
 from decode.forward.target import NodePass
-from decode.sampling.asked import asked_processors
 from decode.sampling.config import SamplingConfig
-from decode.sampling.penalties import penalties
+from decode.sampling.penalties import asked_processors, penalties
 from decode.sampling.warp import Sampling
 from eval.arms.ours import OurArm
 from eval.measure import losslessness as uncached

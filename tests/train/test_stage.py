@@ -281,38 +281,3 @@ def test_a_checkpoint_of_another_optimizer_is_refused_where_both_said_auto(
     with pytest.raises(ConfigError, match="optimizer=muon, and this run has adamw"):
         run(tiny_config(tmp_path / "second", target, **auto, lr=1e-2, resume=checkpoint, steps=8))
     run(tiny_config(tmp_path / "second", target, **auto, lr=None, resume=checkpoint, steps=8))
-
-
-@pytest.fixture
-def old_run(tmp_path: Path, target: Path, records: Path) -> Path:
-    """Muon's, chosen by optimizer=auto in an earlier version, which had other fields."""
-    run(tiny_config(tmp_path / "old", target, records=str(records), optimizer="auto", muon_lr=None, lr=None))
-    file = tmp_path / "old" / "run.json"
-    started = json.loads(file.read_text())
-    started["config"] |= {"gone": 1, "lr": 1e-2}  # with which auto is AdamW today
-    del started["config"]["draft"]["head"]["fc_norm"]
-    file.write_text(json.dumps(started))
-    return max((tmp_path / "old" / "checkpoints").glob("step_*"))
-
-
-def test_what_auto_stood_for_in_an_earlier_version_is_read_off_its_checkpoint(
-    tmp_path: Path, target: Path, records: Path, old_run: Path
-) -> None:
-    """The value that the refusal asks for can be given."""
-    asked: dict[str, Any] = {"records": str(records), "lr": 1e-2, "muon_lr": None, "resume": str(old_run), "steps": 8}
-    with pytest.raises(ConfigError, match="was made with optimizer=muon, and this run has adamw.*Give the same value"):
-        run(tiny_config(tmp_path / "new", target, **asked, optimizer="auto"))
-    run(tiny_config(tmp_path / "new", target, **asked, optimizer="muon"))
-    assert metrics(tmp_path / "new", "train")[-1]["step"] == 8
-
-
-def test_a_run_whose_sizes_an_earlier_version_chose_is_not_gone_on_with(
-    tmp_path: Path, target: Path, records: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {"records": str(records), "draft": {"width": None, "heads": None}, "resume": "auto"}
-    with monkeypatch.context() as patch:
-        patch.setattr("train.drafts.draft_config.DraftConfig.lm_sizes", lambda self, width: (256, 4))
-        run(tiny_config(tmp_path / "out", target, **given))
-    (tmp_path / "out" / "manifest.json").unlink()
-    with pytest.raises(ConfigError, match="size mismatch.*an earlier version chose other sizes"):
-        run(tiny_config(tmp_path / "out", target, **given))

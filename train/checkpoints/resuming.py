@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from decode.common.errors import ConfigError, InputError
-from decode.common.run_folder import RUN
 from train.checkpoints.run_checkpoints import Checkpoints
 from train.checkpoints.state import SAVED, STATE, read_state
 from train.checkpoints.whole_folders import HIDDEN, copy_whole
@@ -27,29 +26,12 @@ def find_checkpoint(path: Path) -> Path:
     return newest
 
 
-def saved_optimizer(checkpoint: Path) -> str:
-    """What trained it: Muon leaves the matrices' state beside that of AdamW, or alone where there are matrices only, as
-    of adapters; DeepSpeed, which has none, takes AdamW."""
-    if (checkpoint / "optimizer_1.bin").is_file():
-        return "muon"
-    import torch  # a bad configuration is refused without it
-
-    alone = checkpoint / "optimizer.bin"
-    if not alone.is_file():
-        return "adamw"
-    state = torch.load(alone, map_location="cpu", weights_only=True, mmap=True)["state"]
-    return "muon" if state and not any("exp_avg" in one for one in state.values()) else "adamw"
-
-
 def check_ranks(checkpoint: Path, processes: int, rows_per_step: int, is_bound: bool) -> None:
     """ConfigError unless so many processes can go on from a checkpoint: a step must have as many rows as before, and
     where DeepSpeed has sharded the state (`is_bound`) there must be as many processes. A process that is new has no
     random generator in the checkpoint, and starts it from the seed."""
     saved = read_state(checkpoint)
     rows = saved.rows_per_step
-    if rows is None:
-        config = RUN.read(checkpoint.parents[1] / "run.json").config
-        is_bound, rows = True, config["batch_size"] * config["gradient_accumulation"] * saved.world_size
     if is_bound and saved.world_size != processes:
         raise ConfigError(
             f"{checkpoint} was made by {saved.world_size} processes, and now there are {processes}: the state that "

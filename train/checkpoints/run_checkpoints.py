@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decode.common.errors import ConfigError
 from decode.common.run_folder import on_main
 from decode.common.sealed import sealed
 from train.checkpoints.state import SAVED, SCHEMA, STATE, TrainState, read_state
@@ -63,17 +62,7 @@ class Checkpoints:
     def restore(self, accelerator: Accelerator, checkpoint: Path) -> TrainState:
         """Load a checkpoint into what the accelerator has prepared; every rank calls this."""
         saved = read_state(checkpoint)
-        try:
-            accelerator.load_state(str(checkpoint))
-        except RuntimeError as error:
-            other = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
-            if not other:
-                raise
-            raise ConfigError(
-                f"{checkpoint} holds weights of other shapes than this draft ({other[0]}): an earlier version chose "
-                "other sizes without draft.width or draft.heads. Finish the run with it, or train anew in another "
-                "output_dir"
-            ) from error
+        accelerator.load_state(str(checkpoint))
         accelerator.step = 0  # of micro-steps: it was saved, and may be of another gradient_accumulation
         return saved.state
 
@@ -125,13 +114,8 @@ def save_unwrapped(accelerator: Accelerator) -> None:
         pairs = [[(name.removeprefix(WRAPPED), one) for name, one in each.items()] for each in weights]
         weights[:] = map(OrderedDict, pairs)  # of any other mapping accelerate does not leave out what is tied
 
-    def load(models: list[Any], folder: str) -> None:
-        from safetensors import safe_open
-
-        with safe_open(str(Path(folder, BEST_WEIGHTS)), "pt") as saved:
-            is_wrapped = all(name.startswith(WRAPPED) for name in saved.keys())  # noqa: SIM118 - by earlier versions
-        if not is_wrapped:
-            models[:] = [accelerator.unwrap_model(one) for one in models]
+    def load(models: list[Any], _folder: str) -> None:
+        models[:] = [accelerator.unwrap_model(one) for one in models]
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, shown
 from decode.common.errors import InputError
-from decode.common.sealed import KEPT, SEAL, check_seal
+from decode.common.sealed import KEPT, check_seal
 from train.metric_sums import Sums
 
 SCHEMA = 1
@@ -39,12 +39,12 @@ class TrainState:
     """Step at which the objective took over from its warm-up."""
     start: Sums | None = None
     """Validation of a pruned draft before the first step."""
-    rows_per_step: int | None = None
-    """Rows that all processes read in a step; older checkpoints do not say it."""
+    rows_per_step: int = 0
+    """Rows that all processes read in a step."""
 
 
 class SavedSums(Content):
-    """`Sums`; older checkpoints lack the last ones."""
+    """`Sums`."""
 
     loss: float
     loss_count: Amount
@@ -53,10 +53,10 @@ class SavedSums(Content):
     tau: Amount
     tau_count: Amount
     tokens: Amount
-    confidence_loss: float = 0.0
-    confidence_count: Amount = 0.0
-    greedy: Amount = 0.0
-    tau_greedy: Amount = 0.0
+    confidence_loss: float
+    confidence_count: Amount
+    greedy: Amount
+    tau_greedy: Amount
 
 
 class SavedState(Content):
@@ -71,9 +71,9 @@ class SavedState(Content):
     best: SavedSums
     since_log: SavedSums
     log_position: Count
-    switched_at: Count | None = None
-    start: SavedSums | None = None
-    rows_per_step: Size | None = None
+    switched_at: Count | None
+    start: SavedSums | None
+    rows_per_step: Count
 
     @model_validator(mode="after")
     def _knows_its_best(self) -> SavedState:
@@ -108,8 +108,7 @@ def read_state(checkpoint: Path) -> SavedState:
             f"{checkpoint} has schema {shown(content.get('schema'))}, and this version reads {SCHEMA}; resume it with "
             "the older version"
         )
-    if SEAL in content:  # the first version wrote none
-        check_seal(content, checkpoint / STATE, SAVED)
+    check_seal(content, checkpoint / STATE, SAVED)
     saved = SAVED.read(checkpoint / STATE)
     named = re.fullmatch(r"step_(\d+)", checkpoint.name)
     if named and int(named[1]) != saved.step:

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from decode.autotune.budget import REHEARSED
 from decode.drafters.base import Context, Drafter
-from decode.drafters.drafting import Processed, draft_noise, draw, pending_tokens
+from decode.drafters.drafting import Processed, propose_steps
 from decode.drafters.lm import LMDraft
 from decode.drafters.lm_steps import LMSteps, PassByPass, of_tokens
 from decode.drafters.untrained.member import Member
 from decode.forward.target import CachedModel
-from decode.sampling.warp import warp
-from decode.trees.tree import Tree, chain_parents
+from decode.trees.tree import Tree
 from decode.trees.tree_plans import Shape, chain
 
 READ = 2
@@ -81,7 +80,7 @@ class CascadeDrafter(Drafter):
         places = context.lengths[:, None] - READ + torch.arange(READ, device=context.ids.device)
         passes = PassByPass(self.draft.runner, context.lengths[:, None], context.longest)
         steps = Guessed(passes, context.ids.gather(1, places), guess, self.draft.tokens)
-        return _drawn(Processed(steps, context, self.runner), steps, context)
+        return propose_steps(Processed(steps, context, self.runner), context)
 
 
 class Guessed:
@@ -112,20 +111,6 @@ class Guessed:
             return guessed
         self.num_passes += 1
         return torch.where(self._parted[:, None, None], self._alone.step(tokens, depth), guessed)
-
-
-def _drawn(steps: Processed, guessed: Guessed, context: Context) -> Tree:
-    """As `drafting.propose_chain` draws."""
-    noise = draft_noise(context)
-    tokens, drawn_from = [pending_tokens(context)], list[Tensor]()
-    for depth in range(context.num_draft_tokens):
-        logits = (steps.step(tokens[-1], depth) if depth else steps.first())[:, 0]
-        scores = warp(logits, context.sampling, context.temperature)
-        token, source = draw(scores, None if noise is None else noise[:, depth], context.drawn)
-        tokens.append(token)
-        drawn_from.append(source)
-    log_q = torch.stack([*drawn_from, drawn_from[-1]], 1) if context.drawn == "iid" else None
-    return Tree(torch.cat(tokens, 1), chain_parents(len(tokens)), context.drawn, log_q)
 
 
 def _in_chains(context: Context) -> Context:

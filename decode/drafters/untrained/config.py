@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from decode.common.typed_config import build, require
 from decode.trees import MOST_NODES
@@ -162,9 +162,6 @@ class MixtureConfig:
 @dataclass
 class ForeignConfig:
     """`foreign`: a draft LM with a tokenizer of its own."""
-
-    RENAMED: ClassVar[dict[str, str]] = {"by": "nothing; the tokens that both vocabularies have are drafted"}
-    """Keys of earlier versions, and what took their place."""
 
     draft: str | None = None
     """Folder or hub id of the draft LM, with its tokenizer."""

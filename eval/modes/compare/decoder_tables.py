@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 
-from eval.arms.base import AUTOREGRESSIVE, OURS, VLLM, is_vllm, our_name
-from eval.modes.compare.peers import ISSUE
+from eval.arms.base import AUTOREGRESSIVE, OURS, our_name
 from eval.modes.compare.shared_tables import Tried, by_run, choice_table, in_words, ratio_columns
 from eval.render.formatting import MISSING, Column, Table, column, columns, number, with_interval
 from eval.render.page import Plot
@@ -27,10 +26,6 @@ _OVER = {
     "over_assisted": "over assisted",
     "over_vllm": "over vLLM",
 }
-_TOO_FEW = (
-    " vLLM with a draft at temperatures above 0 is no comparison here: its CPU build read temperatures from memory "
-    "that nothing had written (vLLM issue 55005), wrote other texts and accepted fewer tokens. Later runs replace that."
-)
 
 
 def lead(found: Comparison) -> str:
@@ -53,7 +48,7 @@ def tables(found: Comparison) -> list[Table]:
                 *by_run(found, lambda one: one.ratio_by_run),
             ],
             found.peers,
-            brackets + _vllm_note(found),
+            brackets,
         ),
         Table("Our settings", [*_OURS, *by_run(found, lambda row: row.speedup_by_run or [])], found.rows, over),
         Table(
@@ -92,14 +87,7 @@ def _speeds(found: Comparison, rows: int) -> Table:
         "Tokens per second of the whole batch, and times as fast as transformers generate; * marks the chosen setting."
     )
     note += f" Left out: {'; '.join(reasons)}." if reasons else ""
-    return Table(f"Batch {rows}", [Column("arm", str), *speeds], arms, note + _vllm_note(found))
-
-
-def _vllm_note(found: Comparison) -> str:
-    """Of runs whose definitions do not speak of the fault, which were made before it was known."""
-    arms = {one.arm for cell in found.cells if cell.temperature > 0 for one in cell.arms}
-    is_touched = any(is_vllm(arm) and arm != VLLM for arm in arms)
-    return _TOO_FEW if is_touched and ISSUE not in found.definitions["vllm"] else ""
+    return Table(f"Batch {rows}", [Column("arm", str), *speeds], arms, note)
 
 
 def _speed_column(cell: TimedCell, best: str) -> Column:

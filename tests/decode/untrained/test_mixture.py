@@ -432,24 +432,23 @@ def test_right_guesses_spare_the_draft_its_passes(model: Any, monkeypatch: pytes
     ids = torch.tensor([[5, 6, 7]])
     asked: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0, "eos_token_id": ()}
     texts = generate(model, None, ids, **asked).sequences.tolist()
-    passes: list[int] = []
-    real = cascade._drawn
+    rounds: list[Any] = []
 
-    def counted(steps: Any, guessed: Any, context: Any) -> Any:
-        tree = real(steps, guessed, context)
-        passes.append(guessed.num_passes)
-        return tree
+    class Counted(cascade.Guessed):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            rounds.append(self)
 
-    monkeypatch.setattr(cascade, "_drawn", counted)
+    monkeypatch.setattr(cascade, "Guessed", Counted)
 
     class Knowing(Oracle):
         def propose(self, context: Any) -> Any:
             rows = [self.texts[0][int(context.lengths[0]) - 1 :][: context.num_draft_tokens + 1]]
             rows[0] += [0] * (context.num_draft_tokens + 1 - len(rows[0]))
-            return cascade.Tree(torch.tensor(rows), cascade.chain_parents(context.num_draft_tokens + 1))
+            return Tree(torch.tensor(rows), chain_parents(context.num_draft_tokens + 1))
 
     drafter = CascadeDrafter(LMDraft(model), Knowing(texts, 64))
     out = generate(model, drafter, ids, num_draft_tokens=4, **asked)
     assert out.sequences.tolist() == texts
-    assert set(passes[:-1]) == {1}
+    assert {one.num_passes for one in rounds[:-1]} == {1}
     assert out.stats.tau > 4

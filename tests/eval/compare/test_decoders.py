@@ -23,7 +23,6 @@ from eval.config import EvalConfig
 from eval.modes.compare import decoders, mode
 from eval.modes.compare.decoders import Decoders, LoadedDecoders
 from eval.modes.compare.page import render_page, render_summary
-from eval.modes.compare.peers import DEFINITIONS, ISSUE
 from eval.modes.compare.texts import load_texts
 from eval.prompts.kinds import docstrings
 from eval.results.schema import read_results
@@ -201,16 +200,6 @@ def test_the_page_and_the_summary_say_it_plainly(results):
     for part in ("Batch 2", "Settings tried", "rejection2", "chosen again", "over our loop", "own autoregressive loop"):
         assert part in page
         assert part in summary
-
-
-def test_what_was_measured_of_vllm_before_a_fault_was_known_says_so() -> None:
-    """And what is measured now says that it is mended, in its definitions."""
-    published = read_results(Path("docs/results/decoders.json"))
-    published["definitions"] |= {"vllm": "vLLM's CPU engine."}
-    assert "no comparison here" in render_summary(published)
-    published["definitions"] |= DEFINITIONS
-    assert "no comparison here" not in render_summary(published)
-    assert f"issue {ISSUE}" in render_summary(published)
 
 
 def test_vllms_rows_give_each_drafted_token_their_own_value() -> None:
