@@ -170,7 +170,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_family_figures.test_a_ratio_of_taus_is_ours_over_the_others,
-        ("eval.modes.families.results:tau_ratio", "[counts(ours), counts(other)]", "[counts(other), counts(ours)]"),
+        ("eval.modes.families.results:tau_ratio", "(counts(ours), counts(other))", "(counts(other), counts(ours))"),
     ),
     *noticed_by(
         test_family_figures.test_a_code_is_held_against_the_first_one_seed_by_seed,
