@@ -63,7 +63,7 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_teacher_forced.test_expected_tau_uses_runs_of_consecutive_tokens,
-        ("eval.measure.alpha:Alphas.promised", "cumprod(-1).sum()), len(rounds))", "cumprod(-1).sum()), 1)"),
+        ("eval.measure.alpha:Alphas.promised", "float(len(rounds) + rounds", "float(rounds"),
     ),
     *noticed_by(
         test_quality.test_alpha_is_that_of_text_and_models_at_the_same_temperature,
