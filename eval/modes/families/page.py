@@ -108,15 +108,16 @@ def _ratio_table(found: Families) -> Table:
     """tau of every arm over the first one's at equal tokens."""
     rows = [one for one in found.quality if one.budget == "tokens" and one.tau_ratio is not None]
     first = next(iter(found.arms), "")
-    ratio = Column(f"tau over that of {first}", lambda one: with_interval(one.tau_ratio, one.tau_ratio_ci95, 3))
-    shown = [*columns("arm", "shape", "T"), ratio]
+
+    def ratio(name: str, title: str) -> Column:
+        def shown(one: ArmQuality) -> str:
+            return with_interval(getattr(one, name), getattr(one, f"{name}_ci95"), 3)
+
+        return Column(f"{title} over that of {first}", shown)
+
+    shown = [*columns("arm", "shape", "T"), ratio("tau_ratio", "tau")]
     if any(one.expected_tau_ratio is not None for one in rows):
-        shown.append(
-            Column(
-                f"expected tau over that of {first}",
-                lambda one: with_interval(one.expected_tau_ratio, one.expected_tau_ratio_ci95, 3),
-            )
-        )
+        shown.append(ratio("expected_tau_ratio", "expected tau"))
     note = "At equal tokens, paired by seed and prompt; an interval that holds 1 tells no difference."
     return Table(f"Beside {first}", shown, rows, note)
 

@@ -122,7 +122,9 @@ def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> ArmQua
     """tau, acceptance by position and losslessness over all seeds of a group."""
     each = counts(found)
     rounds = [Outcome(drafted, accepted) for one in found for drafted, accepted, n in one.outcomes for _ in range(n)]
-    expected = promised(found)
+    rounds_promised, expected = promised(found), None
+    if rounds_promised is not None:
+        expected = bootstrap_crossed(_with_rounds(rounds_promised), ratio_of_sums, seed)
     by_position = acceptance_by_position(rounds, max((one.drafted for one in rounds), default=0))
     return ArmQuality(
         arm=group.arm,
@@ -133,11 +135,7 @@ def quality_row(group: Group, found: Sequence[Measurement], seed: int) -> ArmQua
         num_draft_tokens=found[0].num_draft_tokens,
         **described("tau", bootstrap_crossed(each, ratio_of_sums, seed)),
         tau_by_seed=[float(ratio_of_sums(one[None])[0]) for one in each],
-        **(
-            {}
-            if expected is None
-            else described("expected_tau", bootstrap_crossed(_with_rounds(expected), ratio_of_sums, seed))
-        ),
+        **described("expected_tau", expected),
         acceptance_by_position=[finite(value) for value in by_position],
         mismatches=sum(one.mismatches for one in found),
         near_ties=sum(one.near_ties for one in found),
