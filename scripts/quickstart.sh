@@ -11,8 +11,6 @@ source "$(dirname "$0")/common.sh"
 # Set for all stages: torch alone would take every core, accelerate launch alone just one.
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
-# glibc gives the memory of every large tensor back to the system; to get it anew, page by page, took a fifth of the time.
-export MALLOC_MMAP_MAX_=${MALLOC_MMAP_MAX_:-0} MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-100000000000}
 
 step "install" 50 ensure_environment
 step "model" 10 env HF_HUB_OFFLINE="$hub_offline" bash scripts/example_model.sh

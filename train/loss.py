@@ -40,7 +40,8 @@ class DraftLoss(nn.Module):
         sum and its weights, whose ratio does not depend on how rows are split into batches.
         """
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
-        scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows)
+        alike = self.config.credit == "none"
+        scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows, alike)
         learned = int(batch.next_token_rows().sum())
         weighted, weights = self._weighted_loss(scores, steps[0].begins_everywhere)
         confidence, predicted = confidence_loss(steps, scores)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from decode.common.compose import compose, wants_sweep
+from decode.common.environment import keep_freed_memory
 from decode.common.errors import ConfigError, RunError, UserError
 from decode.common.progress import is_main_process
 from decode.common.stage_help import HELP_FLAGS, help_text
@@ -88,6 +89,7 @@ NOISY = ("torchao", "torch.utils._pytree")
 def _run_stage(stage: str, run: str, config: Any) -> int:
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
+    keep_freed_memory()
     rank = "" if is_main_process() else f" on rank {os.environ['RANK']}"
     try:
         _load(run)(config)

@@ -77,8 +77,9 @@ class Step:
     """(V_draft,) target ids of a reduced draft vocabulary, None for the full one."""
     confidence: Tensor | None = None
     """(B, M) logits of the chance that the slot's token is accepted, for families that predict it."""
-    head_is_frozen: bool = False
-    """No weight of the head learns, and a row of logits depends on its own row of `hidden` alone."""
+    head_weights: tuple[Tensor, ...] | None = None
+    """Of the head those that learn, where a row of logits depends on its own row of `hidden` and on them alone: () of a
+    frozen head. None where it may depend on more."""
     drafts_by: Callable[[Tensor], Tensor] | None = None
     """As `head`, what the decoding face drafts by, where some of what is learned is never drafted; None is `head`."""
     begins_everywhere: bool = True

@@ -104,6 +104,11 @@ class DFlash2Draft(DSparkDraft):
         selector = self.candidate_selector
         return selector.predecessor_codebook(before) * selector.hidden_projection(states)
 
+    @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """B."""
+        return tuple(self.candidate_selector.successor_codebook.parameters())
+
     def biased(self, logits: Tensor, known: Tensor) -> Tensor:
         """The logits, those of the candidates with what the selector adds."""
         found, match = self._candidates(logits, known)

@@ -181,6 +181,11 @@ class DSparkDraft(HeadDraft):
         """states (..., d) beside what is known of the tokens before (...): (..., d + rank)."""
         return torch.cat([states, self.known(states, before)], -1) if self.config.num_known else states
 
+    @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """Those of the bias."""
+        return tuple(self.markov_out.parameters()) if self.config.markov_rank else ()
+
     def head(self, hidden: Tensor) -> Tensor:
         """hidden (..., d + rank) as `paired` makes it -> logits (..., V_draft)."""
         states, known = hidden.split([self.config.hidden_size, self.config.num_known], -1)
@@ -221,8 +226,8 @@ class DSparkDraft(HeadDraft):
             hidden = joined[:, :, drafted]
             confidence = self.confidence_head(hidden)[..., 0] if config.confidence else None
             rows, valid = blocks.rows[..., drafted], blocks.valid[..., drafted]
-            is_frozen = not config.markov_rank
-            yield Step(hidden, self.head, rows, valid, self.vocab, confidence, is_frozen, begins_everywhere=False)
+            head = (self.head, rows, valid, self.vocab, confidence, self.head_weights)
+            yield Step(hidden, *head, begins_everywhere=False)
 
     # decoding face
 

@@ -61,7 +61,7 @@ class RecursiveDraft(HeadDraft):
             state, *own = self.layered(self._advanced, unrolled, state, tokens, batch.positions + step, *known)
             known += own
             rows, valid = judged(batch, 1 + step)
-            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
+            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_weights=self.head_weights)
 
     def _advanced(
         self, unrolled: Unrolled, state: Tensor, tokens: Tensor, positions: Tensor, *known: Tensor
@@ -213,6 +213,11 @@ class Eagle3Draft(RecursiveDraft):
         self.norm = nn.RMSNorm(width, eps)
         if config.own_head:
             self.lm_head = nn.Linear(width, config.draft_vocab_size or config.vocab_size, bias=False)
+
+    @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """Those of an output head of its own."""
+        return tuple(self.lm_head.parameters()) if self.config.own_head else ()
 
     def head(self, hidden: Tensor) -> Tensor:
         """hidden (..., d) -> logits (..., V_draft)."""

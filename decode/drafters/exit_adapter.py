@@ -100,7 +100,7 @@ class ExitAdapter(HeadDraft):
         norm = last_norm_of(self.ends.head.model)
         rows, valid = judged(batch, 0)
         final = norm(hidden.to(next(norm.parameters()).device)).to(hidden.device)
-        yield Step(final, self.head, rows, valid, head_is_frozen=self.head_is_frozen)
+        yield Step(final, self.head, rows, valid, head_weights=self.head_weights)
 
     def start(self, context: Context, capacity: int) -> None:
         """Its runner packs its weights, beside the target's."""

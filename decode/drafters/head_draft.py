@@ -105,6 +105,11 @@ class HeadDraft(nn.Module, Drafter):
         return not self.config.has_own_head
 
     @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """`Step.head_weights` of `head`: the target's own do not learn."""
+        return ()
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the head's weights."""
         return next(self.parameters()).dtype

@@ -69,7 +69,7 @@ class HydraDraft(HeadDraft):
         for index, head in enumerate(self.heads):
             known = self.with_tokens(known, shifted(batch.ids, 1 + index))
             rows, valid = judged(batch, 1 + index)
-            yield Step(self.layered(head, known), self.head, rows, valid, self.vocab, head_is_frozen=True)
+            yield Step(self.layered(head, known), self.head, rows, valid, self.vocab, head_weights=self.head_weights)
 
     # decoding face
 

@@ -90,18 +90,19 @@ class LMDraft(nn.Module, Drafter):
         """One step: row t drafts token t + 1 and is judged by p(. | ids[:t+1])."""
         hidden = self.hidden_states(batch).to(batch.ids.device)  # the last layer of a spread model lies elsewhere
         rows = torch.arange(batch.ids.numel(), device=batch.ids.device).view_as(batch.ids)
-        yield Step(hidden, self.drafting_head(), target_rows=rows, valid=batch.next_token_rows(), vocab=self.vocab)
+        head, weights = self.drafting_head()
+        yield Step(hidden, head, rows, batch.next_token_rows(), self.vocab, head_weights=weights)
 
-    def drafting_head(self) -> Callable[[Tensor], Tensor]:
+    def drafting_head(self) -> tuple[Callable[[Tensor], Tensor], tuple[Tensor, ...] | None]:
         """hidden (..., d) -> logits (..., V), or (..., V_draft) of a reduced vocabulary, by rows that are looked up
-        once a batch; where an engine has spread them over processes, by all of them."""
+        once a batch; where an engine has spread them over processes, by all of them. And `Step.head_weights`."""
         if self.vocab is None:
-            return self.head
+            return self.head, tuple(one for one in self.head.module.parameters() if one.requires_grad)
         vocab, weight = self.vocab, self.head.weight
         if type(weight) not in (Tensor, nn.Parameter) or len(weight) != self.model.config.get_text_config().vocab_size:
-            return lambda hidden: self.head(hidden).index_select(-1, vocab)
+            return lambda hidden: self.head(hidden).index_select(-1, vocab), None
         rows = weight[vocab]
-        return lambda hidden: self.head.of_rows(hidden, rows)
+        return lambda hidden: self.head.of_rows(hidden, rows), (rows,) if rows.requires_grad else ()
 
     def hidden_states(self, batch: Batch) -> Tensor:  # (B, T, d)
         """Final hidden states; documents of a packed row do not see each other."""

@@ -108,7 +108,7 @@ class MedusaDraft(HeadDraft):
                 rows,
                 valid,
                 self.vocab,
-                head_is_frozen=self.head_is_frozen,
+                head_weights=tuple(self.lm_heads[index].parameters()) if self.config.own_heads else (),
             )
 
     def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:

@@ -102,11 +102,12 @@ class PardDraft(LMDraft):
         anchors, are_chosen = chosen_anchors(eligible, count, self.training)
         hidden = self._hidden_states_at(batch, anchors, depth)
         first = torch.arange(num_rows, device=anchors.device)[:, None] * length
-        valid, head = are_chosen, self.drafting_head()
+        valid, (head, weights) = are_chosen, self.drafting_head()
         for step in range(depth):
             inside = (anchors + step).clamp(max=length - 1)  # what lies behind the end is never valid
             valid = valid & eligible.gather(1, inside) & (anchors + step < length)
-            yield Step(hidden[:, :, step], head, first + inside, valid, self.vocab, begins_everywhere=False)
+            known = {"head_weights": weights, "begins_everywhere": False}
+            yield Step(hidden[:, :, step], head, first + inside, valid, self.vocab, **known)
 
     def _hidden_states_at(self, batch: Batch, anchors: Tensor, depth: int) -> Tensor:  # (B, M, depth, d)
         """Final ones of the anchors (B, M) and of the masks behind each."""

@@ -134,7 +134,7 @@ class PEagleDraft(Eagle3Draft):
             state, *own = self.layered(self._stepped, unrolled, *given, batch.positions + step, known)
             known = [*known, own]
             rows, valid = judged(batch, 1 + step)
-            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_is_frozen=self.head_is_frozen)
+            yield Step(self.normed(state), self.head, rows, valid, self.vocab, head_weights=self.head_weights)
 
     def _stepped(
         self, unrolled: Unrolled, state: Tensor, embedded: Tensor, positions: Tensor, known: list[list[Tensor]]

@@ -7,12 +7,12 @@ all steps that a row judges are scored while its p is at hand, which so is made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from decode.drafters.base import Batch, Step
@@ -58,8 +58,11 @@ def rows_at_once(vocab_size: int) -> int:
     return max(1, min(MOST_ROWS, MOST_ENTRIES // vocab_size))
 
 
-def score(steps: Sequence[Step], batch: Batch, objective: Objective, chunk_rows: int) -> list[Scores]:
-    """Loss and acceptance of every valid slot of every step.
+def score(
+    steps: Sequence[Step], batch: Batch, objective: Objective, chunk_rows: int, alike: bool = False
+) -> list[Scores]:
+    """Loss and acceptance of every valid slot of every step. `alike` is of a caller who takes the plain sum of all
+    losses, or a multiple of it: a head's weights then learn without their logits being made twice.
 
     Without valid slots the loss is 0 with a zero gradient. Raises ConfigError where the objective needs more of p than
     the batch has.
@@ -68,9 +71,16 @@ def score(steps: Sequence[Step], batch: Batch, objective: Objective, chunk_rows:
     objective.check_source(None if target is None else target.is_dense)
     judged = [Judged.of(step, batch, chunk_rows) for step in steps]
     teach = _Teacher(batch, objective)
-    if all(step.head_is_frozen for step in steps):
+    if all(_is_at_hand(step.head_weights, alike) for step in steps):
         return _at_once(judged, teach)
     return [_recomputed(one, teach) for one in judged]
+
+
+def _is_at_hand(weights: tuple[Tensor, ...] | None, alike: bool) -> bool:
+    """Whether their gradients can be made with the loss: not those that an engine has spread over processes."""
+    if weights is None or not (alike or not weights):
+        return False
+    return all(type(one) in (Tensor, nn.Parameter) and one.numel() for one in weights)
 
 
 @dataclass(frozen=True)
@@ -141,16 +151,16 @@ class _Teacher:
 
 
 def _log_softmax(head: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    return head(hidden).to(hidden.device).float().log_softmax(-1)
+    return head(hidden).to(hidden.device).log_softmax(-1, torch.float32)
 
 
 def _at_once(judged: Sequence[Judged], teach: _Teacher) -> list[Scores]:
-    """Where the head is frozen: a row's loss depends on its own hidden state alone, so the gradient with respect to it
-    is made with the loss, and the backward pass needs no logits."""
+    """A row's loss depends on its own hidden state and on the head's weights alone, so that their gradients are made
+    with the loss, and the backward pass needs no logits (Hsu et al. 2024, Liger Kernel, for cross-entropy)."""
     wants_gradient = torch.is_grad_enabled()
     learned: list[list[Tensor]] = [[] for _ in judged]
 
-    def run(hidden: Sequence[Tensor]) -> list[list[Any]]:
+    def run(hidden: Sequence[Tensor], sums: Mapping[int, Tensor]) -> list[list[Any]]:
         found: list[list[Any]] = [[] for _ in judged]
         parts = [one.split(each.sizes) for one, each in zip(hidden, judged, strict=True)]
         rows = [each.rows.split(each.sizes) for each in judged]
@@ -160,11 +170,13 @@ def _at_once(judged: Sequence[Judged], teach: _Teacher) -> list[Scores]:
             for place, each in enumerate(judged):
                 own = lesson.of(torch.searchsorted(union, rows[place][chunk]))
                 evaluate = teach.evaluator(each.step, own)
-                found[place].append(_with_gradient(evaluate, parts[place][chunk], wants_gradient))
+                weights = each.step.head_weights or ()
+                found[place].append(_with_gradient(evaluate, parts[place][chunk], weights, sums, wants_gradient))
                 learned[place].append(teach.objective.learned(own))
         return found
 
-    flat = _RowGradients.apply(run, *(one.hidden for one in judged))
+    weights = {id(one): one for each in judged for one in each.step.head_weights or ()}
+    flat = _RowGradients.apply(run, list(weights), *(one.hidden for one in judged), *weights.values())
     losses, accepted = flat[: len(judged)], flat[len(judged) :]
     return [
         one.scores(loss, chances, torch.cat(rows))
@@ -173,37 +185,51 @@ def _at_once(judged: Sequence[Judged], teach: _Teacher) -> list[Scores]:
 
 
 class _RowGradients(torch.autograd.Function):
-    """Losses of rows whose gradients with respect to the rows are at hand; a later weight scales each."""
+    """Losses of rows whose gradients with respect to the rows are at hand; a later weight scales each. Those with
+    respect to a head's weights are sums over all rows, which one number must scale."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[Sequence[Tensor]], list[list[Any]]], *hidden: Tensor) -> tuple[Any, ...]:
-        columns = [tuple(zip(*parts, strict=True)) for parts in run(hidden)]
+    def forward(ctx: Any, run: Callable[..., list[list[Any]]], names: list[int], *given: Tensor) -> tuple[Any, ...]:
+        hidden, weights = given[: len(given) - len(names)], given[len(given) - len(names) :]
+        sums = {name: torch.zeros_like(one) for name, one in zip(names, weights, strict=True)}
+        columns = [tuple(zip(*parts, strict=True)) for parts in run(hidden, sums)]
         losses = [torch.cat(one[0]) for one in columns]
         accepted = [None if one[1][0] is None else torch.cat(one[1]) for one in columns]
-        gradients = [torch.cat(one[2]) for one in columns if one[2][0] is not None]
-        ctx.save_for_backward(*gradients)
+        ctx.gradients = [torch.cat(one[2]) for one in columns if one[2][0] is not None]
+        ctx.sums = list(sums.values())
         ctx.mark_non_differentiable(*(one for one in accepted if one is not None))
         return *losses, *accepted
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
-        gradients = ctx.saved_tensors
-        return None, *(one * weight[:, None] for one, weight in zip(gradients, upstream, strict=False))
+        gradients, sums, ctx.gradients, ctx.sums = ctx.gradients, ctx.sums, None, None  # in place: no graph runs twice
+        counts = upstream[: len(gradients)]
+        if sums:
+            every = torch.cat(counts)
+            same = every[:1] if len(every) else every.new_zeros(1)
+            assert bool((every == same).all()), "alike"
+            sums = [one.mul_(same) for one in sums]
+        return None, None, *(one * weight[:, None] for one, weight in zip(gradients, counts, strict=True)), *sums
 
 
-def _with_gradient(evaluate: Evaluator, hidden: Tensor, wanted: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _with_gradient(
+    evaluate: Evaluator, hidden: Tensor, weights: Sequence[Tensor], sums: Mapping[int, Tensor], wanted: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(loss, chances, gradient of the hidden states); that of each weight is added to its sum."""
     if not wanted:
         return *evaluate(hidden), None
     with torch.enable_grad():
         rows = hidden.detach().requires_grad_()
         loss, accepted = evaluate(rows)
-        (gradient,) = torch.autograd.grad(loss.sum(), rows)
+        gradient, *others = torch.autograd.grad(loss.sum(), [rows, *weights])
+    for weight, one in zip(weights, others, strict=True):
+        sums[id(weight)].add_(one)
     return loss.detach(), accepted, gradient
 
 
 def _recomputed(judged: Judged, teach: _Teacher) -> Scores:
-    """Where the head learns too: logits, and p, are made again in the backward pass (all chunks but the last, whose
-    logits may stay)."""
+    """Where the head learns too, and slots count differently: logits, and p, are made again in the backward pass (all
+    chunks but the last, whose logits may stay)."""
     step, losses, accepted, learned = judged.step, [], [], []
     rows, hidden = judged.rows.split(judged.sizes), judged.hidden.split(judged.sizes)
 

@@ -111,5 +111,6 @@ class HiddenRows(TargetDistribution):
     def _read(self, stored: Tensor, device: torch.device) -> Dense:
         # Without autocast: p is what the target's own precision gives, not what the draft is trained in.
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            logits = self.head(self.hidden[stored]).to(device).float()
-            return Dense((logits / self.temperature).log_softmax(-1))
+            logits = self.head(self.hidden[stored]).to(device)
+            logits = logits if self.temperature == 1 else logits.float() / self.temperature
+            return Dense(logits.log_softmax(-1, torch.float32))

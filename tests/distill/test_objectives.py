@@ -232,22 +232,27 @@ def test_logits_of_the_last_chunk_stay_and_those_of_the_others_are_made_again() 
 
 @pytest.mark.parametrize("name", [*TERMS, "lk_hybrid", "mixture"])
 @pytest.mark.parametrize("chunk_rows", [4, 100])
-def test_a_frozen_head_is_run_once_and_p_made_once_for_all_steps(name: str, chunk_rows: int) -> None:
-    """The same losses and gradients as where all is made again, for weights that differ from row to row."""
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_head_is_run_once_and_p_made_once_for_all_steps(name: str, chunk_rows: int, learns: bool) -> None:
+    """The same losses and gradients as where all is made again: of a frozen head for what slots count, whatever it is;
+    of one that learns where all count alike."""
     step, batch, weight = make_step()
     later = replace(step, hidden=(2 * step.hidden).detach().requires_grad_(), target_rows=step.target_rows.roll(-1, 1))
     later.valid = step.valid.clone()
     later.valid[:, -2:] = False
-    weights = torch.rand(2, *step.valid.shape, generator=torch.Generator().manual_seed(3))
+    counts = torch.rand(2, *step.valid.shape, generator=torch.Generator().manual_seed(3))
+    counts = torch.full_like(counts, 0.3) if learns else counts
     assert isinstance(batch.target, FullRows)
     found = {}
-    for frozen in (False, True):
-        head, target = CountedHead(weight), CountedRows(batch.target)
-        steps = [replace(one, head=head, head_is_frozen=frozen) for one in (step, later)]
-        scores = score(steps, replace(batch, target=target), build_objective(config(name)), chunk_rows)
-        total = torch.stack([(each * one.loss).sum() for each, one in zip(weights, scores, strict=True)]).sum()
-        gradients = torch.autograd.grad(total, [step.hidden, later.hidden])
-        found[frozen] = ([one.loss for one in scores], [one.alpha for one in scores], gradients, head.rows, target.rows)
+    for at_once in (False, True):
+        head, target = CountedHead(weight, learns), CountedRows(batch.target)
+        learned = [head.weight] if learns else []
+        steps = [replace(one, head=head, head_weights=tuple(learned) if at_once else None) for one in (step, later)]
+        scores = score(steps, replace(batch, target=target), build_objective(config(name)), chunk_rows, learns)
+        total = torch.stack([(each * one.loss).sum() for each, one in zip(counts, scores, strict=True)]).sum()
+        gradients = torch.autograd.grad(total, [step.hidden, later.hidden, *learned])
+        values = ([one.loss for one in scores], [one.alpha for one in scores], gradients)
+        found[at_once] = (*values, head.rows, target.rows)
     for ours, theirs in zip(found[True][:3], found[False][:3], strict=True):
         torch.testing.assert_close(list(ours), list(theirs), rtol=1e-5, atol=1e-6)
     slots = int(step.valid.sum() + later.valid.sum())
@@ -260,8 +265,8 @@ def test_a_frozen_head_is_run_once_and_p_made_once_for_all_steps(name: str, chun
 class CountedHead:
     """Notes how many rows of logits it makes."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.weight, self.rows = weight.detach(), 0
+    def __init__(self, weight: Tensor, learns: bool) -> None:
+        self.weight, self.rows = weight.detach().requires_grad_(learns), 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
         self.rows += len(hidden)
@@ -282,9 +287,22 @@ class CountedRows(FullRows):
         return found
 
 
+def test_a_head_learns_by_its_own_gradients_where_slots_count_differently() -> None:
+    """What is `alike` cannot be known before the losses are, so that a plain caller has each slot's own."""
+    step, batch, weight = make_step()
+    step.head_weights = (weight,)
+    counts = torch.rand(step.valid.shape, generator=torch.Generator().manual_seed(3))
+    objective = build_objective(config("forward_kl"))
+    (scores,) = score([step], batch, objective, 4)
+    wanted = torch.autograd.grad((counts * scores.loss).sum(), weight)
+    step.head_weights = None
+    (scores,) = score([step], batch, objective, 4)
+    torch.testing.assert_close(torch.autograd.grad((counts * scores.loss).sum(), weight), wanted)
+
+
 def test_validation_makes_no_gradient() -> None:
     step, batch, _ = make_step()
-    step.head_is_frozen = True
+    step.head_weights = ()
     with torch.no_grad():
         scores = scored(step, batch, "forward_kl", 4)
     assert not scores.loss.requires_grad
