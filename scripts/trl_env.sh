@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The environment of TRL, whose distillation trainer scripts/training_peers.py times beside ours: .venv-trl, a thin one that
+# The environment of TRL, whose distillation trainer scripts/training_peers times beside ours: .venv-trl, a thin one that
 # shows .venv's packages too. Some seconds, and 10 MB on a disk.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"

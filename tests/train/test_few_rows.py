@@ -74,11 +74,11 @@ def test_training_sees_the_rows_that_decoding_drafts_by(trained: Path) -> None:
     grown = learner.head.weight.grad
     assert grown is not None
     assert grown[learned.vocab].abs().sum(-1).all()
-    whole = learner.drafting_head()
+    whole, _ = learner.drafting_head()
     head: Any = learner.head.module
     head.weight = torch.nn.Parameter(learner.head.weight.detach().clone()[:50])
     with pytest.raises(IndexError):  # as an engine that spreads it may have it: all rows are asked for, not its own
-        learner.drafting_head()(learned.hidden)
+        learner.drafting_head()[0](learned.hidden)
     torch.testing.assert_close(whole(learned.hidden), ours)
 
 

@@ -1,6 +1,6 @@
-"""Train one draft by another tool, for `scripts/training_peers.py`. In the tool's own environment:
+"""Train one draft by another tool, for `scripts/training_peers`. In the tool's own environment:
 
-    python scripts/training_peer.py TOOL key=value ...    # the settings of `python -m train`
+    python scripts/training_peers/peer.py TOOL key=value ...    # the settings of `python -m train`
 
 The texts, their cut to `sequence_length`, the target, the weights that a draft LM begins with, AdamW, its rates and
 bf16 by autocast are those of the settings. Ours packs texts into rows; a batch here holds as many texts as those rows
@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import kl_div, log_softmax
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
 
 from decode.common.compose import compose  # noqa: E402
@@ -146,7 +146,7 @@ def main(tool: str, overrides: list[str]) -> None:
     torch.manual_seed(cfg.seed)
     inputs, clock, folder = open_inputs(cfg), Clock(), Path(cfg.output_dir)
     if tool == "speculators":
-        from training_peer_eagle3 import by_speculators
+        from eagle3 import by_speculators
 
         draft = by_speculators(cfg, inputs, clock)
     else:

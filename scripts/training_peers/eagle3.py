@@ -1,4 +1,4 @@
-"""EAGLE-3 by the speculators library's own model, loss and optimizer, for `scripts/training_peer.py`.
+"""EAGLE-3 by the speculators library's own model, loss and optimizer, for peer.py.
 
 Its Trainer asks for a GPU, so that the loop is ours; flex_attention has no backward pass on CPUs and its losses are
 Triton kernels, so that attention and loss are those of its reference.
