@@ -7,7 +7,7 @@ from typing import Any
 
 LM = ("draft=lm", "target_source=live", "optimizer=adamw", "lr=0.001", "batch_size=2")
 EAGLE3 = ("draft=eagle3", "target_source=live", "optimizer=adamw", "lr=0.001", "batch_size=1", "sequence_length=1024")
-CHATS = ("data=jsonl", "data.learn_prompt=false", "data.validation_share=0.1")
+CHATS = ("data=jsonl", "data.learn_prompt=false", "data.validation_share=0.05")
 TOY = ("data=python_stdlib", "data.max_documents=100", "steps=8", "batch_size=2")
 CASES = {
     "draft LM, 49,152 tokens": (*LM, "steps=24"),
