@@ -35,12 +35,12 @@ from eval.results.schema import ResultsFile, read_results
 Check = Callable[[Sequence[Path], Sequence[dict[str, Any]]], None]
 Pool = Callable[[Sequence[dict[str, Any]]], dict[str, Any]]
 PAGES = {
-    "report": report.render_summary,
-    "decoders": compare.render_summary,
-    "drafters": compare.render_summary,
-    "families": families.render_summary,
-    "served": served.render_summary,
-    "exits": exits.render_summary,
+    "report": report.page_of,
+    "decoders": compare.page_of,
+    "drafters": compare.page_of,
+    "families": families.page_of,
+    "served": served.page_of,
+    "exits": exits.page_of,
 }
 """Mode -> its page."""
 POOLS: dict[str, tuple[Check, Pool]] = {
@@ -87,7 +87,7 @@ def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[
         check, made_one = POOLS.get(mode, (check_poolable, pool))
         check(sources, each)
         results = made_one(each)
-    page = PAGES[mode](results, is_published=True)
+    page = PAGES[mode](results).markdown(is_published=True)
     return results, page, report.render_block(results) if mode == "report" else None
 
 

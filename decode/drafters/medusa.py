@@ -4,7 +4,7 @@ after pending, whatever the tokens between are."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged
-from decode.drafters.drafting import Above, Steps
+from decode.drafters.drafting import AtOnce, Steps
 from decode.drafters.head_config import Few, HeadConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.drafters.layers import Extend, Slots
@@ -116,23 +116,4 @@ class MedusaDraft(HeadDraft):
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
         """The passes of one round."""
-        return MedusaSteps(self, features)
-
-
-@dataclass
-class MedusaSteps:
-    """One round: the heads' distributions at the last slot, each the same at every node of its depth."""
-
-    draft: MedusaDraft
-    features: Tensor
-    logits_of_heads: Tensor = field(init=False)
-    """(B, K, V) logits of all heads: one product with the output head, which costs as much as that of a single row."""
-
-    def first(self) -> Tensor:
-        """All heads at once."""
-        self.logits_of_heads = self.draft.drafted(self.features[:, -1, 0].to(self.draft.dtype))
-        return self.logits_of_heads[:, :1]
-
-    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Those of the head of this depth."""
-        return self.logits_of_heads[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        return AtOnce(lambda: self.drafted(features[:, -1, 0].to(self.dtype)))

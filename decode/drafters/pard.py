@@ -11,7 +11,7 @@ draft (`pard_depth`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from decode.common.errors import InputError
 from decode.drafters.anchored_blocks import chosen_anchors
 from decode.drafters.base import Batch, Context, Step
-from decode.drafters.drafting import Above, Steps
+from decode.drafters.drafting import AtOnce, Steps
 from decode.drafters.lm import LMDraft
 from decode.drafters.lm_steps import Passes, of_tokens
 from decode.forward.attention import layer_masks, packed_visibility
@@ -142,8 +142,20 @@ class PardDraft(LMDraft):
         return super().propose(self.within_depth(context))
 
     def steps(self, context: Context) -> Callable[[Passes, Tensor, Tensor], Steps]:
-        """Of one pass with a mask for each token but the first."""
-        return partial(MaskedSteps, tokens=self.tokens, mask=self.masks.token, count=context.shape.depth - 1)
+        """A pass over the tokens not read yet, with a mask behind them for each token but the first."""
+        count, mask = context.shape.depth - 1, self.masks.token
+
+        def run(passes: Passes, read: Tensor, ends: Tensor) -> Tensor:
+            width = read.shape[1]
+            begin = (ends - width).clamp(min=0)
+            places = begin + torch.arange(width + count, device=begin.device)
+            more = read.new_full((len(read), count), mask)
+            # of a row that is shorter than `read` what stands behind its end gives way to masks too
+            logits = passes.chain(torch.cat([read, more], 1).where(places < ends, mask), -width)
+            index = (ends - 1 - begin) + torch.arange(count + 1, device=begin.device)
+            return of_tokens(logits[torch.arange(len(logits), device=logits.device)[:, None], index], self.tokens)
+
+        return lambda *given: AtOnce(partial(run, *given))
 
     def reach(self, context: Context) -> int:
         """The masks."""
@@ -162,35 +174,3 @@ def _visibility(document: Tensor, anchors: Tensor, depth: int) -> Tensor:
     none = text.new_zeros(text.shape[0], text.shape[1], size)
     masks = torch.cat([of_anchor.repeat_interleave(depth - 1, 1), own.expand(len(text), -1, -1)], 2)
     return torch.cat([torch.cat([text, none], 2), masks], 1)
-
-
-@dataclass
-class MaskedSteps:
-    """One round: a pass over the tokens not read yet and masks behind them. A node's logits are those of its depth."""
-
-    passes: Passes
-    read: Tensor
-    ends: Tensor
-    tokens: int | None
-    mask: int
-    count: int
-    """Masks."""
-    logits: Tensor = field(init=False)
-    """(B, count + 1, V)."""
-
-    def first(self) -> Tensor:
-        """The pass; of a row that is shorter than `read` what stands behind its end gives way to masks too."""
-        width = self.read.shape[1]
-        begin = (self.ends - width).clamp(min=0)
-        places = begin + torch.arange(width + self.count, device=begin.device)
-        more = self.read.new_full((len(self.read), self.count), self.mask)
-        tokens = torch.cat([self.read, more], 1).where(places < self.ends, self.mask)
-        logits = self.passes.chain(tokens, -width)
-        index = (self.ends - 1 - begin) + torch.arange(self.count + 1, device=begin.device)
-        rows = torch.arange(len(logits), device=logits.device)[:, None]
-        self.logits = of_tokens(logits[rows, index], self.tokens)
-        return self.step(self.read[:, -1:], 0)
-
-    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Those of the place that drafts at this depth, for each node."""
-        return self.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)

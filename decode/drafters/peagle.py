@@ -12,7 +12,7 @@ waits for another: one pass, whose tokens do not know each other, for a deeper n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import torch
@@ -23,7 +23,7 @@ from decode.common.progress import get_logger
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.block_layers import BlockLayer
-from decode.drafters.drafting import Above, Steps
+from decode.drafters.drafting import AtOnce, Steps
 from decode.drafters.eagle3 import Eagle3Config, Eagle3Draft
 from decode.drafters.head_config import Few, HeadConfig
 from decode.drafters.layers import Extend, Mix, Slots
@@ -163,33 +163,14 @@ class PEagleDraft(Eagle3Draft):
         self.states(self.fuse(features), self.embed(tokens), positions, extends)
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        """The pass of one round."""
-        return ParallelSteps(self, slots, read, ends, features)
+        """A pass over the true slots not read yet and all masks, whatever is drafted of it, as in training."""
 
+        def run() -> Tensor:
+            width, count = read.shape[1], self.config.depth - 1
+            positions, extends = slots.straight(ends - 1 - width, width + count, self.num_cached)
+            true = self.fuse(features), self.embed(read)
+            given = (torch.cat(pair, 1) for pair in zip(true, self.masks(true[0], count), strict=True))
+            state, embedded = cast(tuple[Tensor, Tensor], tuple(given))
+            return self.logits(self.normed(self.states(state, embedded, positions, extends)[:, width - 1 :]))
 
-@dataclass
-class ParallelSteps:
-    """One round: a pass over the true slots not read yet and all masks. A node's logits are those of its depth."""
-
-    draft: PEagleDraft
-    slots: Slots
-    read: Tensor
-    ends: Tensor
-    features: Tensor
-    logits: Tensor = field(init=False)
-    """(B, N, V) of the slots that draft."""
-
-    def first(self) -> Tensor:
-        """The pass; whatever is drafted of it, all masks are there, as in training."""
-        draft, width, count = self.draft, self.read.shape[1], self.draft.config.depth - 1
-        positions, extends = self.slots.straight(self.ends - 1 - width, width + count, draft.num_cached)
-        true = draft.fuse(self.features), draft.embed(self.read)
-        given = (torch.cat(pair, 1) for pair in zip(true, draft.masks(true[0], count), strict=True))
-        state, embedded = cast(tuple[Tensor, Tensor], tuple(given))
-        states = draft.states(state, embedded, positions, extends)[:, width - 1 :]
-        self.logits = draft.logits(draft.normed(states))
-        return self.step(self.read[:, -1:], 0)
-
-    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Those of the slot that drafts at this depth, for each node."""
-        return self.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
+        return AtOnce(run)

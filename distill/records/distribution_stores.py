@@ -36,7 +36,7 @@ class Layout:
     tail: Size
     topk: Size
     features: FeatureLayout | None = None
-    """Hidden states of every token; None keeps none, as all folders of version 1."""
+    """Hidden states of every token; None keeps none."""
 
     @property
     def stores(self) -> list[Store]:

@@ -20,7 +20,6 @@ from distill.records.recorded_drafts import Drafting, RecordedDraft
 from distill.time_spent import TimeSpent
 
 RECORDS_VERSION = 2
-READABLE_VERSIONS = (1, 2)  # 1 knew no hidden states: its layout names none, and is read as a layout that keeps none
 COUNTS = ("bytes", "records", "tokens", "learned_tokens")
 FinishReason = Literal["length", "eos", "stop", "corpus"]
 
@@ -34,7 +33,7 @@ class RecordedTarget(Content):
     token_map_hash: Sha256 | None
     chat_template_hash: Sha256 | None
     weights: Text | None = None
-    """Fingerprint of the weights in memory that made them; older records have none."""
+    """Fingerprint of the weights in memory that made them; None of an engine's or a server's."""
     quantization: Text | None = None
     """The scheme that quantised the target as it was loaded (target.quantization)."""
 
@@ -92,8 +91,8 @@ class ShardSummary(FileSummary):
     learned_tokens: Count
     finish_reasons: dict[FinishReason, Count]
     feature_errors: list[Annotated[float, Field(ge=0, le=1e12)]] = []
-    arrays: dict[Text, Sha256] = {}
-    """Of each array's bytes, so that who reads some need not read all; older shards have none."""
+    arrays: dict[Text, Sha256]
+    """Of each array's bytes, so that who reads some need not read all."""
     code_file: FileSummary | None = None
     drafting: Drafting | None = None
     """Of its responses, where they were written with a draft."""
@@ -138,10 +137,8 @@ class Manifest(RunEnd):
     stage: Text
     records_version: int
     target: RecordedTarget
-    runtime: RecordedRuntime | None = None
-    """Older records do not say it; transformers made them."""
-    spent: TimeSpent | None = None
-    """Older records do not say it."""
+    runtime: RecordedRuntime
+    spent: TimeSpent
     layout: Layout
     config: RunConfig
     seed: Seed
@@ -172,8 +169,8 @@ class Manifest(RunEnd):
     @field_validator("records_version")
     @classmethod
     def _is_readable(cls, version: int) -> int:
-        if version not in READABLE_VERSIONS:
-            raise ValueError(f"this program reads version {' and '.join(map(str, READABLE_VERSIONS))}")
+        if version != RECORDS_VERSION:
+            raise ValueError(f"this program reads version {RECORDS_VERSION}")
         return version
 
     @model_validator(mode="after")

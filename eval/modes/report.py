@@ -29,7 +29,7 @@ from eval.render.files import track_report, write_files
 from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
-from eval.render.report_page import render_page, render_summary
+from eval.render.report_page import page_of
 from eval.results.compared import Choice
 from eval.results.document import LENGTH, MeasuredReport, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted
@@ -184,7 +184,7 @@ def time_cell(
 
 def _write(cfg: EvalConfig, folder: RunFolder, results: dict[str, Any]) -> None:
     found = Report.model_validate(results)
-    write_files(folder, results, render_summary(results), render_page(results, training_curves(cfg.drafts)))
+    write_files(folder, page_of(results, training_curves(cfg.drafts)))
     track_report(cfg, folder.path, results)
     row = headline_row(found) or found.rows[0]
     folder.finish({"rows": len(found.rows), "speedup": row.speedup, "alpha": row.alpha, "tau": row.tau})

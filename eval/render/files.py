@@ -11,6 +11,7 @@ from typing import Any, cast
 from decode.common.run_folder import RunFolder
 from eval.config import EvalConfig
 from eval.render.formatting import named
+from eval.render.page import Page
 from eval.results.reported import Report
 from eval.results.schema import write_results
 from train.trackers import build_tracker, check_tracker
@@ -18,11 +19,11 @@ from train.trackers import build_tracker, check_tracker
 FILES = ("results.json", "summary.md", "index.html")
 
 
-def write_files(folder: RunFolder, results: dict[str, Any], summary: str, page: str) -> None:
+def write_files(folder: RunFolder, page: Page) -> None:
     """results.json, checked against its schema, summary.md and index.html."""
-    write_results(folder.file("results.json"), results)
-    folder.file("summary.md").write_text(summary, encoding="utf-8")
-    folder.file("index.html").write_text(page, encoding="utf-8")
+    write_results(folder.file("results.json"), page.results)
+    folder.file("summary.md").write_text(page.markdown(), encoding="utf-8")
+    folder.file("index.html").write_text(page.html(), encoding="utf-8")
 
 
 def check_tracking(cfg: EvalConfig) -> None:

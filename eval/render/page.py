@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -81,7 +81,7 @@ class Page:
     """Everything that a page holds; all of it is plain text. The definitions are those of `results`."""
 
     title: str
-    results: Mapping[str, Any]
+    results: dict[str, Any]
     method: str
     """Template of how it was measured, for both formats."""
     every_table: Sequence[Table]
@@ -90,6 +90,20 @@ class Page:
     headline: Sequence[str] = ()
     """What a reader should take away, a sentence each."""
     plots: Sequence[Plot] = ()
+    template: str = "page"
+    """Stem of its two templates."""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """What else they show."""
+
+    def html(self) -> str:
+        """The page with its plots."""
+        return render_html(f"{self.template}.html.j2", page=self, results=self.results, **self.shown)
+
+    def markdown(self, is_published: bool = False) -> str:
+        """The page without them; published, also without details and definitions, which stand in the JSON beside it."""
+        return render_markdown(
+            f"{self.template}.md.j2", page=self, results=self.results, is_published=is_published, **self.shown
+        )
 
     @property
     def tables(self) -> list[Table]:
@@ -100,16 +114,6 @@ class Page:
     def beside(self) -> str:
         """What a published page leaves to its JSON."""
         return "; ".join(["what each figure means", *(table.title for table in self.tables if table.is_detail)])
-
-
-def as_html(page: Page, template: str = "page.html.j2", **more: Any) -> str:
-    """The page with its plots; `more` is what another template shows."""
-    return render_html(template, page=page, results=page.results, **more)
-
-
-def as_markdown(page: Page, template: str = "summary.md.j2", is_published: bool = False, **more: Any) -> str:
-    """The page without them; published, also without details and definitions, which stand in the JSON beside it."""
-    return render_markdown(template, page=page, results=page.results, is_published=is_published, **more)
 
 
 def energy_table(results: Mapping[str, Any]) -> Table:

@@ -20,7 +20,7 @@ from eval.render.formatting import (
     thousands,
     whole,
 )
-from eval.render.page import Page, Plot, as_html, as_markdown
+from eval.render.page import Page, Plot, render_markdown
 from eval.render.plots import Curves, acceptance_plot, draft_length_plot, temperature_plot, training_plot
 from eval.render.pooled import SHORT, baselines, runs_table, short_rows, side_by_side, sides
 from eval.render.remarks import ONE_PROCESS, remarks
@@ -143,16 +143,24 @@ _GREEDY = (
 )
 
 
-def render_page(results: dict[str, Any], curves: Curves) -> str:
-    """The whole page: headline figures, plots, tables, method, definitions."""
+def page_of(results: dict[str, Any], curves: Curves | None = None) -> Page:
+    """Headline figures, plots, every table, and how it was measured."""
     found = Report.model_validate(results)
-    return as_html(_page(results, found, curves), "report.html.j2", **_headline(found))
-
-
-def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
-    """Headline sentences, every table, how it was measured, and the definitions; published, without details."""
-    found = Report.model_validate(results)
-    return as_markdown(_page(results, found, {}), "report.md.j2", is_published, **_headline(found))
+    target, own = found.target, [] if headline_row(found) else [_GREEDY]
+    precision = f"{target.dtype}{', ' + target.quantization if target.quantization else ''}"
+    order = " Sampled decoding first." if len({row.temperature > 0 for row in found.rows}) == 2 else ""
+    return Page(
+        title=f"Report: {found.name}",
+        results=results,
+        method="report_method.j2",
+        template="report",
+        shown=_headline(found),
+        lead=f"A target of {size(target.num_parameters)}, {precision} ({target.path}), served with the drafts "
+        f"{', '.join(found.drafts)}; its output does not change.{order}",
+        headline=[*own, *remarks(found)],
+        plots=_plots(found, curves or {}),
+        every_table=report_tables(found),
+    )
 
 
 def render_block(results: dict[str, Any]) -> str:
@@ -161,7 +169,8 @@ def render_block(results: dict[str, Any]) -> str:
     main, told = main_table(found), ONE_PROCESS
     if found.runs:
         main, told = replace(main, columns=SHORT, rows=short_rows(found.overall, headline_row(found))), ""
-    return as_markdown(_page(results, found, {}), "block.md.j2", main=main, told=told, **_headline(found)).strip()
+    page = page_of(results)
+    return render_markdown("block.md.j2", page=page, results=results, main=main, told=told, **page.shown).strip()
 
 
 def _headline(results: Report) -> dict[str, Any]:
@@ -184,22 +193,6 @@ def _headline(results: Report) -> dict[str, Any]:
         return found
     both = sides(results, row)
     return {**found, "both": both, "side_by_side": side_by_side(both, peer), "plain": baselines(results, row)}
-
-
-def _page(results: dict[str, Any], found: Report, curves: Curves) -> Page:
-    target, own = found.target, [] if headline_row(found) else [_GREEDY]
-    precision = f"{target.dtype}{', ' + target.quantization if target.quantization else ''}"
-    order = " Sampled decoding first." if len({row.temperature > 0 for row in found.rows}) == 2 else ""
-    return Page(
-        title=f"Report: {found.name}",
-        results=results,
-        method="report_method.j2",
-        lead=f"A target of {size(target.num_parameters)}, {precision} ({target.path}), served with the drafts "
-        f"{', '.join(found.drafts)}; its output does not change.{order}",
-        headline=[*own, *remarks(found)],
-        plots=_plots(found, curves),
-        every_table=report_tables(found),
-    )
 
 
 def _plots(results: Report, curves: Curves) -> list[Plot]:

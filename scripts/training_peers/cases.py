@@ -71,5 +71,5 @@ def model(vocab: int, width: int, layers: int, seed: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_attention_heads": width // 64}
+    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 3 * width, "num_attention_heads": width // 64}
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab, num_hidden_layers=layers, tie_word_embeddings=True, **sizes))

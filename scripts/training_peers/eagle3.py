@@ -6,7 +6,6 @@ Triton kernels, so that attention and loss are those of its reference.
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,18 +31,17 @@ def by_speculators(cfg: TrainConfig, inputs: Inputs, clock: Any) -> Any:
         loss_fn="kl_div", loss_implementation="eager", ttt_steps=head.depth, ttt_step_loss_decay=1.0
     )
     reader = StepReader(inputs.train, Order(len(inputs.train.rows), 1, cfg.seed), (0, 1, 1, 1))
-    with contextlib.closing(reader.steps(0, cfg.steps)) as steps:
-        for step, (batch,) in enumerate(steps, 1):
-            clock.read(int((batch.document >= 0).sum()))
-            given = told | read_by(target, batch, inputs.blueprint.layers_read)
-            with torch.autocast("cpu", torch.bfloat16):
-                _, loss, _ = draft(**given)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(draft.parameters(), cfg.clip)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            clock.step(step)
+    for step, (batch,) in enumerate(reader.steps(0, cfg.steps), 1):
+        clock.read(int((batch.document >= 0).sum()))
+        given = told | read_by(target, batch, inputs.blueprint.layers_read)
+        with torch.autocast("cpu", torch.bfloat16):
+            _, loss, _ = draft(**given)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(draft.parameters(), cfg.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        clock.step(step)
     return draft
 
 

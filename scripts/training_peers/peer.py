@@ -99,6 +99,7 @@ class PlainTrainer(Trainer):
 def by_trainer(tool: str, cfg: TrainConfig, inputs: Inputs, clock: Clock) -> Any:
     """A draft LM, by transformers' Trainer or by TRL's GKDTrainer (lmbda = beta = 0: forward KL on the texts given)."""
     texts = texts_of(inputs)
+    assert cfg.draft.init_from is not None
     settings: dict[str, Any] = {
         "output_dir": f"{cfg.output_dir}/run",
         "per_device_train_batch_size": max(1, round(len(texts) / len(inputs.train.rows) * cfg.batch_size)),

@@ -373,18 +373,6 @@ def test_the_command_that_is_named_writes_what_is_missing(folder: Path, tmp_path
     assert (found.read(3, layers=()).ids == source.read(3, layers=()).ids).all()
 
 
-def test_records_of_version_1_are_read_as_before(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "none", tmp_path / "old")
-    manifest = read_json(tmp_path / "old" / "manifest.json")
-    for name in ("code_file", "feature_errors"):
-        del manifest[name]
-    del manifest["layout"]["features"]
-    write_json(tmp_path / "old" / "manifest.json", manifest | {"records_version": 1})
-    old, new = RecordFolder.open(tmp_path / "old"), RecordFolder.open(folder / "none")
-    assert old.layout == new.layout
-    assert (old.read(3).ids == new.read(3).ids).all()
-
-
 @pytest.mark.parametrize("damage", ["missing", "altered"])
 def test_a_code_that_is_not_the_run_s_is_refused(folder: Path, tmp_path: Path, damage: str) -> None:
     shutil.copytree(folder / "int8", tmp_path / "copy")

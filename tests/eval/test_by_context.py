@@ -8,7 +8,7 @@ import torch
 from decode import generate
 from decode.drafters.lm import LMDraft
 from decode.stats import Round
-from eval.render.report_page import render_summary
+from eval.render.report_page import page_of
 from eval.results.by_context import bucket, tau_by_context
 from tests.eval.reports import report, row
 from tests.tiny import tiny_llama
@@ -57,9 +57,9 @@ def test_the_report_has_a_table_where_contexts_differ() -> None:
         {"context_from": least, "context_below": below, "prompts": 2, "passes": 10, "tau": tau, "tau_ci95": [1.0, 4.0]}
         for least, below, tau in ((0, 256, 3.25), (256, 512, 2.5))
     ]
-    summary = render_summary(report([row(tau_by_context=each), row("head", tau_by_context=each[:1])]))
+    summary = page_of(report([row(tau_by_context=each), row("head", tau_by_context=each[:1])])).markdown()
     _, table = summary.split("## By length of the context")
     lines = [line for line in table.split("\n## ")[0].splitlines() if line.startswith("|")][2:]
     assert [line.split(" | ")[1:3] for line in lines] == [["mine", "0 to 255"], ["mine", "256 to 511"]]
     assert "3.25 [1.00, 4.00]" in lines[0]
-    assert "By length of the context" not in render_summary(report([row(tau_by_context=each[:1])]))
+    assert "By length of the context" not in page_of(report([row(tau_by_context=each[:1])])).markdown()

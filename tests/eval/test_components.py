@@ -13,7 +13,7 @@ from decode.sampling.config import SamplingConfig
 from eval.measure import timed_run as components
 from eval.measure.cells import Cell, CellRun
 from eval.measure.timed_run import CostMeter, is_plain_chain, promised_speedup
-from eval.render.report_page import render_page, render_summary
+from eval.render.report_page import page_of
 from eval.results.schema import ComponentTimes
 from tests.eval.reports import report, row
 from tests.eval.samples import config
@@ -30,12 +30,12 @@ class Named(str):
 def test_a_report_of_passes_that_are_not_timed_alone_tells_no_component_times() -> None:
     """An adaptive draft, say, has no one length."""
     untimed = row(component_times=None, predicted_speedup=None, realised=None)
-    summary, page = (render(report([untimed])) for render in (render_summary, lambda one: render_page(one, {})))
-    for text in (summary, page):
+    page = page_of(report([untimed]))
+    for text in (page.markdown(), page.html()):
         assert "Component times" not in text
         assert "component times predict" not in text
         assert "of the predicted speedup realised" not in text
-    assert "Component times" in render_summary(report())
+    assert "Component times" in page_of(report()).markdown()
 
 
 def metered(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[tuple[str, int], ComponentTimes], list[tuple[Any, ...]]]:

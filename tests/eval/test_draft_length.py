@@ -11,7 +11,7 @@ from eval.config import EvalConfig
 from eval.measure import cells as choose
 from eval.modes.report import with_chosen_length
 from eval.prompts.held_out import load_prompts
-from eval.render.report_page import render_summary
+from eval.render.report_page import page_of
 from tests.commands import built
 from tests.eval import test_report
 from tests.eval.compare import test_decoders
@@ -50,7 +50,7 @@ def test_the_fastest_length_is_the_reports(folder, monkeypatch):
     assert choice["source"] == "validation split of text"
     assert list(choice["tokens_per_s"]) == ["2", "1"]
     assert [row["num_draft_tokens"] for row in results["rows"]] == [1]
-    assert "k=1, the fastest at T=1 on 1 prompts of the validation split of text" in render_summary(results)
+    assert "k=1, the fastest at T=1 on 1 prompts of the validation split of text" in page_of(results).markdown()
 
 
 def test_no_prompt_of_the_choice_is_reported(folder):

@@ -18,7 +18,7 @@ from eval.measure.config import TimingConfig
 from eval.measure.energy import Counter, EnergyMeter, energy_meter, nvml, rapl
 from eval.measure.timed_run import interleave
 from eval.render.page import energy_table
-from eval.render.report_page import render_summary
+from eval.render.report_page import page_of
 from eval.results.energy import energy_entry, energy_pairs, joules_per_token, merged, pooled_energy, same_facts
 from eval.results.figures import Scope, make_row
 from eval.results.pooling import pooled_row
@@ -260,7 +260,7 @@ def test_rows_of_several_runs_are_pooled_and_rows_of_earlier_versions_too() -> N
 
 
 def test_published_pages_of_a_time_before_energy_was_metered_are_as_they_were() -> None:
-    summary = render_summary(read_results(PUBLISHED / "toy.json"))
+    summary = page_of(read_results(PUBLISHED / "toy.json")).markdown()
     assert "Energy: not measured: this report reads no energy counter." in summary
     assert "## Energy" not in summary
 

@@ -27,7 +27,7 @@ from eval.measure.alpha import Alphas
 from eval.modes.exits import mode
 from eval.modes.exits.config import ExitsConfig
 from eval.modes.exits.measuring import Exit, ExitFace, entries, exits_of
-from eval.modes.exits.page import render_page, render_summary
+from eval.modes.exits.page import page_of
 from eval.publish import publish
 from eval.results.schema import read_results
 from tests.eval.golden import check_keys
@@ -133,8 +133,8 @@ def test_a_profile_is_measured_published_and_drafted_by(tmp_path: Path) -> None:
     assert [(one["temperature"], one["exit_layer"]) for one in results["exits"]] == [(1, 1), (1, 2), (0, 1), (0, 2)]
     best = max(results["exits"][:2], key=lambda one: one["predicted_speedup"])
     assert results["exit_layer"] == best["exit_layer"]
-    assert "T=1: " in render_summary(results)
-    assert "<svg" in render_page(results)
+    assert "T=1: " in page_of(results).markdown()
+    assert "<svg" in page_of(results).html()
     assert publish([tmp_path / "report" / "results.json"], tmp_path / "exits")[1].is_file()
     model = AutoModelForCausalLM.from_pretrained(target)
     for profile in (tmp_path / "report", tmp_path / "report" / "results.json"):

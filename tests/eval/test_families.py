@@ -21,7 +21,7 @@ from eval.config import EvalConfig
 from eval.modes.families import mode, trainings
 from eval.modes.families.arms import describe_arms, layers_wanted, record_folders, rescoring, train_config
 from eval.modes.families.measuring import Measurement
-from eval.modes.families.page import losslessness_of_all, render_summary
+from eval.modes.families.page import losslessness_of_all, page_of
 from eval.modes.families.recommend import PLAIN, recommend, sentence
 from eval.modes.families.results import Group, quality_row
 from eval.modes.families.trainings import Training, in_children, pace_of, steps_for_tokens
@@ -314,7 +314,7 @@ def test_every_token_of_the_targets_texts_is_checked_and_counted_once(folder, me
 
 @pytest.mark.slow
 def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
-    text = render_summary(results)
+    text = page_of(results).markdown()
     assert (measured / "summary.md").read_text() == text
     assert "Which draft" in (measured / "index.html").read_text()
     for part in (
@@ -328,12 +328,12 @@ def test_the_page_says_it_plainly_and_is_published(results, measured, tmp_path):
         assert part in text
     assert "Codes of hidden states" not in text
     assert "tau over that of lm" in text
-    alone = render_summary({**results, "budgets": {**results["budgets"], "seconds": None}})
+    alone = page_of({**results, "budgets": {**results["budgets"], "seconds": None}}).markdown()
     assert "Equal time" not in alone
     readme = tmp_path / "README.md"
     readme.write_text("no marks in here")
     publish([measured / "results.json"], tmp_path / "docs/families", readme)
-    assert (tmp_path / "docs/families.md").read_text() == render_summary(results, is_published=True)
+    assert (tmp_path / "docs/families.md").read_text() == page_of(results).markdown(is_published=True)
     assert readme.read_text() == "no marks in here"
 
 
@@ -349,7 +349,7 @@ def test_without_batches_to_time_tau_alone_is_told(folder, tmp_path, trainer):
     assert "Equal tokens (200)" in text
     assert "## Speed" not in text
     publish([place / "results.json"], tmp_path / "docs/atlas", tmp_path / "none.md")
-    assert (tmp_path / "docs/atlas.md").read_text() == render_summary(results, is_published=True)
+    assert (tmp_path / "docs/atlas.md").read_text() == page_of(results).markdown(is_published=True)
 
 
 def entry(counts: list[list[int]], outcomes: list[list[int]], mismatches: int = 0) -> Measurement:

@@ -15,7 +15,7 @@ from eval import stage
 from eval.modes.families import engines
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.engines import refusals, refused_forms, title
-from eval.modes.families.page import render_summary
+from eval.modes.families.page import page_of
 from eval.modes.families.recommend import PLAIN, recommend, serving
 from eval.results.compared import Families
 from eval.results.schema import read_results
@@ -125,7 +125,7 @@ def test_with_an_engine_it_is_said_what_is_left_out_and_why() -> None:
 
 def test_results_from_before_engines_were_asked_still_have_their_page() -> None:
     results = read_results(Path("docs/results/families.json"))
-    assert "## Which draft\n" in render_summary(results)
+    assert "## Which draft\n" in page_of(results).markdown()
 
 
 def test_an_unknown_engine_ends_with_2_and_the_known_names(

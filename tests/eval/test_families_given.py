@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eval import stage
-from eval.modes.families.page import render_summary
+from eval.modes.families.page import page_of
 from tests.decode.published_folders import PUBLISHED
 from tests.eval.test_families import LM, config
 from tests.eval.test_families import folder as folder  # fixtures
@@ -38,7 +38,7 @@ def test_given_drafts_are_measured_beside_the_arms(
     assert found["arms"]["theirs"]["refusals"]["vllm"] is None
     assert found["arms"]["theirs"]["refusals"]["sglang"] is not None
     summary = (place / "summary.md").read_text()
-    assert summary == render_summary(found)
+    assert summary == page_of(found).markdown()
     assert "## Given drafts" in summary
     assert str(medusa) in summary
     before = {file.name: file.stat().st_mtime_ns for file in (place / "drafts").iterdir()}

@@ -11,7 +11,7 @@ from decode.common.typed_config import build
 from eval import stage
 from eval.config import EvalConfig
 from eval.publish import publish
-from eval.render.report_page import render_page, render_summary
+from eval.render.report_page import page_of
 from eval.results.headline import headline_row, over_peer, rivals
 from eval.results.pooling import pool
 from eval.results.reported import Report
@@ -83,13 +83,13 @@ def same(one: dict[str, Any], other: dict[str, Any], *names: str) -> bool:
 
 @pytest.mark.slow
 def test_the_page_says_who_competed_and_shows_both_rules_side_by_side(results: dict[str, Any]) -> None:
-    text = render_summary(results)
+    text = page_of(results).markdown()
     best = results["headline"][0]["best"]
     assert f"Fastest at T=1: {best}, on 1 prompts" in text
     assert "the fastest of 6 drafts and settings" in text
     for name in ("distilled, block", "distilled, short"):
         assert f"| 1 | {name} |" in text
-    assert 'class="card"' in render_page(results, {})
+    assert 'class="card"' in page_of(results).html()
 
 
 def contest(best: str, **speeds: float) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def test_the_peer_is_held_against_the_winner() -> None:
     (held,) = found.peers
     assert over_peer(found, usual, held).ratio_ours_over_peer == 4.5  # as measured
     assert over_peer(found, block, held).ratio_ours_over_peer == pytest.approx((12 + 6) / 2)
-    text = render_summary(results)
+    text = page_of(results).markdown()
     assert "9.00" in text
     assert "the target's own in distribution" in text
 
@@ -148,7 +148,7 @@ def test_of_several_runs_the_fastest_by_the_median_of_their_choices_leads() -> N
     held = over_peer(pooled, block, pooled.peers[0])
     assert held.ratio_ours_over_peer == pytest.approx(9.0)
     assert held.ratio_by_run == pytest.approx([9.0] * 3)
-    assert "mine, block" in render_summary(results)
+    assert "mine, block" in page_of(results).markdown()
 
 
 def test_results_without_a_contest_lead_with_the_first_draft(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from eval.modes.compare import page as compare
 from eval.modes.families import page as families
 from eval.modes.profile import page as profile_page
 from eval.publish import PAGES
-from eval.render.report_page import render_block, render_page, render_summary
+from eval.render.report_page import page_of, render_block
 from eval.results.schema import read_results
 from tests.eval.compare.test_page import results as ways_to_draft
 from tests.eval.test_report import Page
@@ -88,13 +88,13 @@ def card() -> str:
 
 
 MARKDOWN = {
-    "report": lambda: render_summary(report()),
+    "report": lambda: page_of(report()).markdown(),
     "readme": lambda: render_block(report()),
-    "decoders": lambda: compare.render_summary(of_suite("decoders", *DECODERS_NAMES)),
-    "drafters": lambda: compare.render_summary(drafters_found()),
-    "families": lambda: families.render_summary(of_suite("families", "lm", "bf16", "chain", "deep")),
+    "decoders": lambda: compare.page_of(of_suite("decoders", *DECODERS_NAMES)).markdown(),
+    "drafters": lambda: compare.page_of(drafters_found()).markdown(),
+    "families": lambda: families.page_of(of_suite("families", "lm", "bf16", "chain", "deep")).markdown(),
     "certificate": lambda: certificate_page.render_certificate(certificate()),
-    "profile": lambda: profile_page.render_markdown(profile()),
+    "profile": lambda: profile_page.page_of(profile()).markdown(),
     "card": card,
 }
 
@@ -133,21 +133,18 @@ def test_a_card_stays_yaml_and_code():
 
 
 @pytest.mark.parametrize(
-    ("render", "results"),
+    ("made_of", "results"),
     [
-        (lambda found: render_page(found, {}), report),
-        (
-            compare.render_page,
-            lambda: of_suite("decoders", *DECODERS_NAMES),
-        ),
-        (compare.render_page, drafters_found),
-        (families.render_page, lambda: of_suite("families", "lm", "bf16", "chain", "deep")),
-        (profile_page.render_page, profile),
+        (page_of, report),
+        (compare.page_of, lambda: of_suite("decoders", *DECODERS_NAMES)),
+        (compare.page_of, drafters_found),
+        (families.page_of, lambda: of_suite("families", "lm", "bf16", "chain", "deep")),
+        (profile_page.page_of, profile),
     ],
 )
-def test_no_page_holds_an_element_from_a_name(render, results):
+def test_no_page_holds_an_element_from_a_name(made_of, results):
     page = Page()
-    page.feed(render(results()))
+    page.feed(made_of(results()).html())
     assert "script" not in page.tags
 
 
@@ -155,5 +152,5 @@ def test_no_page_holds_an_element_from_a_name(render, results):
 def test_published_results_are_read_and_rendered_as_they_stand(name):
     """Fields that came later are missing in them."""
     results = read_results(RESULTS / f"{name}.json")
-    page = PAGES[results["mode"]](results, is_published=True)
+    page = PAGES[results["mode"]](results).markdown(is_published=True)
     assert page == (RESULTS / f"{name}.md").read_text()

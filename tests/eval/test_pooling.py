@@ -15,7 +15,7 @@ import pytest
 from decode.common.errors import InputError
 from eval.publish import END, START, fill_block, publish
 from eval.render.pooled import sides
-from eval.render.report_page import render_block, render_summary
+from eval.render.report_page import page_of, render_block
 from eval.results.pooling import DEFINITIONS, pool
 from eval.results.reported import Report
 from eval.results.schema import read_results
@@ -77,7 +77,7 @@ def test_a_peer_is_pooled_at_the_best_setting_of_each_run() -> None:
     (found,) = pool(runs)["peers"]
     assert found["ratio_ours_over_peer"] == pytest.approx(3.0)  # of 3, 1, 5, 4, 3 and 1
     assert found["ratio_by_run"] == [2.0, 4.5, 2.0]
-    assert "k=3, threshold 0 or k=5, threshold 0.4" in render_summary(pool(runs))
+    assert "k=3, threshold 0 or k=5, threshold 0.4" in page_of(pool(runs)).markdown()
 
 
 def test_the_resamples_are_as_many_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_three_runs_fill_the_readme_and_fewer_leave_it(tmp_path: Path, monkeypat
 def test_what_was_pooled_is_read_back_and_rendered_alike(tmp_path: Path) -> None:
     publish(write(tmp_path, three_runs()), tmp_path / "page", readme_of(tmp_path))
     again = read_results(tmp_path / "page.json")
-    assert render_summary(again, is_published=True) == (tmp_path / "page.md").read_text()
+    assert page_of(again).markdown(is_published=True) == (tmp_path / "page.md").read_text()
     publish([tmp_path / "page.json"], tmp_path / "copy", tmp_path / "README.md")
     assert (tmp_path / "copy.md").read_text() == (tmp_path / "page.md").read_text()
     assert [run["environment"]["cpu"] for run in again["runs"]] == ["A", "B", "A"]
@@ -198,7 +198,7 @@ def test_the_block_leads_with_what_travels_and_gives_the_speedup_as_a_range() ->
 
 
 def test_the_page_has_every_run_with_machine_date_and_speeds() -> None:
-    text = render_summary(pool(three_runs()))
+    text = page_of(pool(three_runs())).markdown()
     assert "| B, 2 cores, 2 threads | 2026-01-02 10:00 | 1 | 6.00 [2.00, 4.00] | 2.00 [2.00, 4.00] | 0123456 |" in text
     assert text.count("2026-01-0") == 3
     assert "Brackets are 95% intervals over runs and prompts." in text
@@ -218,7 +218,7 @@ def test_the_best_head_is_the_one_of_most_tokens_per_pass() -> None:
 
 
 def test_one_process_says_so_on_its_page() -> None:
-    assert "One process measured this" in render_summary(report())
+    assert "One process measured this" in page_of(report()).markdown()
 
 
 def test_pooling_changes_no_run() -> None:

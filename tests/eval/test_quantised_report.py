@@ -12,7 +12,7 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import build
 from eval import stage
 from eval.config import EvalConfig
-from eval.render.report_page import render_summary
+from eval.render.report_page import page_of
 from eval.results.poolable import _compared
 from eval.results.reported import Report
 from tests.eval.reports import report
@@ -37,7 +37,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_target_s_quantisation_is_told(results: dict[str, Any]) -> None:
     assert results["target"]["quantization"] == "int8"
-    assert "quantised: int8. Speedups are over this same int8 target without a draft" in render_summary(results)
+    assert "quantised: int8. Speedups are over this same int8 target without a draft" in page_of(results).markdown()
     assert all(row["mismatches"] == 0 for row in results["rows"] if row["mismatches"] is not None)
 
 
@@ -49,8 +49,8 @@ def test_the_unquantised_target_is_timed_beside_it(results: dict[str, Any]) -> N
     assert 0 < rows[0]["kl"] < 0.1
     assert 0 < rows[0]["tv"] < 0.1
     assert 0.5 < rows[0]["argmax_agreement"] <= 1
-    assert "Against the unquantised target" in render_summary(results)
-    assert "another model's text. Ratio: " in render_summary(results)
+    assert "Against the unquantised target" in page_of(results).markdown()
+    assert "another model's text. Ratio: " in page_of(results).markdown()
 
 
 def test_runs_of_another_quantisation_are_not_pooled() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eval.render.remarks import ONE_PROCESS, dearest_draft, predicted_by_length, remarks, taus, why_it_does_not_pay
-from eval.render.report_page import render_block, render_page, render_summary
+from eval.render.report_page import page_of, render_block
 from eval.results.reported import LengthSweep, Report
 from eval.results.schema import Row
 from tests.eval.reports import report, row
@@ -124,7 +124,7 @@ def test_fewer_prompts_than_were_wanted_are_told() -> None:
 
 def test_page_and_summary_say_all_of_it_and_readme_that_it_is_one_process() -> None:
     found = report([DEAR.model_dump()])
-    for text in (render_page(found, {}), render_summary(found)):
+    for text in (page_of(found).html(), page_of(found).markdown()):
         assert "would have to be below 0.29." in text
         assert ONE_PROCESS in text
     assert ONE_PROCESS in render_block(found)

@@ -18,7 +18,7 @@ from eval.measure.continuations import Text
 from eval.prompts.questions import Question, first_turn
 from eval.publish import END, START, publish
 from eval.render.remarks import remarks
-from eval.render.report_page import render_page, render_summary
+from eval.render.report_page import page_of
 from eval.results.headline import headline_row
 from eval.results.reported import Report
 from eval.results.schema import read_results
@@ -244,7 +244,7 @@ def test_the_page_is_whole_and_names_nothing_outside_itself(folder):
 
 
 def test_each_plot_is_well_formed(results):
-    page = render_page(results, {})
+    page = page_of(results).html()
     plots = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
     assert len(plots) == 3  # without metrics there are no training curves
     for plot in plots:
@@ -288,8 +288,8 @@ def test_headline_is_never_greedy(results):
     assert row.temperature == 1.0
     greedy = {**results, "rows": [row for row in results["rows"] if row["temperature"] == 0]}
     assert headline_row(Report.model_validate(greedy)) is None
-    assert 'class="card"' not in render_page(greedy, {})
-    assert "none is a headline" in render_summary(greedy)
+    assert 'class="card"' not in page_of(greedy).html()
+    assert "none is a headline" in page_of(greedy).markdown()
 
 
 def test_summary_tells_machine_command_and_definitions(folder):

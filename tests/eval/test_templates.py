@@ -13,7 +13,7 @@ from jinja2 import UndefinedError
 
 from decode.common.compose import CONF
 from eval.render.formatting import Column, Table, column, duration, estimate, guess
-from eval.render.page import Page, as_html, as_markdown, render_markdown
+from eval.render.page import Page, render_markdown
 from eval.results.document import command
 
 ROOT = CONF.parent
@@ -43,7 +43,7 @@ PAGE = Page(
 
 
 def test_markdown_shows_names_as_they_are_and_commands_as_code():
-    text = as_markdown(PAGE)
+    text = PAGE.markdown()
     assert "# a\\|b\n" in text
     assert "\n\n&lt;i&gt;\n\n- \\*one\\*\n\n" in text
     assert "- Machine: \\*y\\*\\`, 2 cores, 1 threads\n- Software: " in text
@@ -54,7 +54,7 @@ def test_markdown_shows_names_as_they_are_and_commands_as_code():
 
 
 def test_html_does_too():
-    text = as_html(PAGE)
+    text = PAGE.html()
     assert "<dt>Command</dt><dd><code>x *y*</code></dd>" in text
     assert "<dd>*y*`, 2 cores, 1 threads</dd>" in text
     assert '<p class="lead">&lt;i&gt;</p>' in text
@@ -62,7 +62,7 @@ def test_html_does_too():
     assert "<td>1.0 [0.5, 1.5]</td>" in text
 
 
-@pytest.mark.parametrize("render", [as_html, as_markdown])
+@pytest.mark.parametrize("render", [Page.html, Page.markdown])
 def test_a_table_without_rows_says_why_or_is_left_out(render):
     text = render(PAGE)
     assert "because &lt;i&gt;" in text

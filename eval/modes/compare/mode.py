@@ -26,7 +26,7 @@ from eval.measure.timed_run import sharing_captures
 from eval.modes.compare.arm_set import ArmSet, Choices, Loaded, Target
 from eval.modes.compare.decoders import Decoders, LoadedDecoders
 from eval.modes.compare.drafters import Drafters, LoadedDrafters
-from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.page import page_of
 from eval.modes.compare.results import make_results
 from eval.modes.compare.texts import load_texts
 from eval.prompts.chats import planned_report
@@ -70,7 +70,7 @@ def run(cfg: EvalConfig) -> None:
         chosen = [kept.choice(place) or {} for place in arm_set.places(targets)]
         by_kind = {text: prompts for each in texts.values() for text, prompts in each.items()}
         results = make_results(arm_set, targets, by_kind, every, chosen)
-        write_files(folder, results, render_summary(results), render_page(results))
+        write_files(folder, page_of(results))
         folder.finish({"cells": len(every)})
         log.info("report: %s", folder.file("index.html"))
 

@@ -5,21 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from eval.modes.compare import decoder_tables, drafter_tables
-from eval.render.page import Page, as_html, as_markdown
+from eval.render.page import Page
 from eval.results.compared import Comparison
 
 
-def render_page(results: dict[str, Any]) -> str:
-    """What was found, a plot, every table, the method, and the definitions."""
-    return as_html(_page(results))
-
-
-def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
-    """The same without the plot; published, without details."""
-    return as_markdown(_page(results), is_published=is_published)
-
-
-def _page(results: dict[str, Any]) -> Page:
+def page_of(results: dict[str, Any]) -> Page:
+    """What was found, a plot, every table and the method."""
     found = Comparison.model_validate(results)
     if found.mode == "decoders":
         return Page(

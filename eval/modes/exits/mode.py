@@ -14,7 +14,7 @@ from eval.inputs import check_models, load, sampling_at, settings_at, shared_con
 from eval.measure.alpha import measure_alpha
 from eval.measure.continuations import Text, generator, jobs_for
 from eval.modes.exits.measuring import Entry, Exit, ExitFace, entries, exits_of, make_results, times_of
-from eval.modes.exits.page import render_page, render_summary
+from eval.modes.exits.page import page_of
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as, split_prompts
 from eval.prompts.prompt import Prompt, check_room
@@ -37,7 +37,7 @@ def run(cfg: EvalConfig) -> None:
         found, t_target_1 = _measured(cfg, target, prompts)
         results = make_results(cfg, target, found, t_target_1, len(prompts), time.perf_counter() - began)
         content = results.model_dump(by_alias=True)
-        write_files(folder, content, render_summary(content), render_page(content))
+        write_files(folder, page_of(content))
         folder.finish({"exits": len(found), "exit_layer": results.exit_layer})
         log.info("report: %s", folder.file("index.html"))
 

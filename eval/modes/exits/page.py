@@ -9,21 +9,12 @@ from matplotlib.axes import Axes
 
 from eval.modes.exits.measuring import Entry, Exits, best_of
 from eval.render.formatting import Column, Table, column, columns, milliseconds, number, short, with_interval
-from eval.render.page import Page, Plot, as_html, as_markdown
+from eval.render.page import Page, Plot
 from eval.render.plots import COLORS, GREY, draw
 
 
-def render_page(results: dict[str, Any]) -> str:
-    """The table, a plot of predicted speedup by layer, and the definitions."""
-    return as_html(_page(results))
-
-
-def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
-    """The same as Markdown, without the plot."""
-    return as_markdown(_page(results), is_published=is_published)
-
-
-def _page(results: dict[str, Any]) -> Page:
+def page_of(results: dict[str, Any]) -> Page:
+    """The table, and a plot of predicted speedup by layer."""
     found = Exits.model_validate(results)
     return Page(
         title=f"Where to leave the target: {found.name}",

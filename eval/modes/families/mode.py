@@ -29,7 +29,7 @@ from eval.modes.families.arms import (
 from eval.modes.families.config import shape_settings
 from eval.modes.families.engines import refusals, refused_forms, title
 from eval.modes.families.measuring import Judge, KeptDraft, Timing, cells, points
-from eval.modes.families.page import render_page, render_summary
+from eval.modes.families.page import page_of
 from eval.modes.families.results import MeasuredFamilies, make_results
 from eval.modes.families.trainings import (
     NOT_TRAINED,
@@ -196,7 +196,7 @@ def _timed(cfg: EvalConfig, arm: str) -> Training:
 
 def _write(folder: RunFolder, found: Families) -> None:
     content = found.model_dump(by_alias=True)
-    write_files(folder, content, render_summary(content), render_page(content))
+    write_files(folder, page_of(content))
     folder.finish({"drafts": len(found.trainings), "cells": len(found.cells)})
     log.info("report: %s", folder.file("index.html"))
 

@@ -21,7 +21,7 @@ from eval.render.formatting import (
     whole,
     with_interval,
 )
-from eval.render.page import Page, as_html, as_markdown
+from eval.render.page import Page
 from eval.results.compared import ArmQuality, Choice, Families, TimedCell
 from eval.results.schema import Row
 
@@ -164,17 +164,8 @@ def _length_table(found: Families) -> Table:
     return choice_table(chosen, shown, note, "Draft lengths tried", tried)
 
 
-def render_page(results: dict[str, Any]) -> str:
-    """The recommendation, every table, how it was measured, and the definitions."""
-    return as_html(_page(results))
-
-
-def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
-    """The same as Markdown; published, without details."""
-    return as_markdown(_page(results), is_published=is_published)
-
-
-def _page(results: dict[str, Any]) -> Page:
+def page_of(results: dict[str, Any]) -> Page:
+    """The recommendation, every table, and how it was measured."""
     found = Families.model_validate(results)
     return Page(
         title=f"Draft families compared: {found.name}",

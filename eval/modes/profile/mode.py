@@ -21,7 +21,7 @@ from eval.measure.energy import EnergyMeter, meter_of
 from eval.measure.timed_run import order
 from eval.modes.profile.calls import Contestant, Group
 from eval.modes.profile.figures import Profile, Turn, entry, joules_of
-from eval.modes.profile.page import render_markdown, render_page
+from eval.modes.profile.page import page_of
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
@@ -60,8 +60,9 @@ def run(cfg: EvalConfig) -> None:
         )
         found = profile.model_dump(by_alias=True)
         write_json(folder.file("profile.json"), found)
-        folder.file("profile.md").write_text(render_markdown(found), encoding="utf-8")
-        folder.file("profile.html").write_text(render_page(found), encoding="utf-8")
+        page = page_of(found)
+        folder.file("profile.md").write_text(page.markdown(), encoding="utf-8")
+        folder.file("profile.html").write_text(page.html(), encoding="utf-8")
         folder.finish({"arms": len(profile.arms)})
         log.info("profile: %s", folder.file("profile.html"))
 

@@ -11,7 +11,7 @@ from eval.measure.operators import CLASSES
 from eval.modes.profile.calls import Classes
 from eval.modes.profile.figures import OUT_OF_ROUND, Profile, ProfiledArm
 from eval.render.formatting import Column, Table, column, columns, number, with_interval
-from eval.render.page import Page, Plot, as_html, as_markdown
+from eval.render.page import Page, Plot
 from eval.render.plots import COLORS, GREY, draw
 
 LEVELS = ("bare draft", "bare target", "outside passes", *OUT_OF_ROUND)
@@ -49,17 +49,8 @@ _OPERATORS = columns(
 )
 
 
-def render_markdown(found: dict[str, Any]) -> str:
-    """Every table and how it was measured."""
-    return as_markdown(_page(found))
-
-
-def render_page(found: dict[str, Any]) -> str:
-    """The same with both pictures."""
-    return as_html(_page(found))
-
-
-def _page(results: dict[str, Any]) -> Page:
+def page_of(results: dict[str, Any]) -> Page:
+    """Every table, both pictures, and how it was measured."""
     found = Profile.model_validate(results)
     rounds = "Milliseconds of one round, prompts left out, by what it is made of."
     classes = "The same by class of operator. The Python gap is what operators leave of a phase."

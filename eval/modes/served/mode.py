@@ -19,7 +19,7 @@ from eval.modes.served.engine.jobs import Job, check_server, do, jobs
 from eval.modes.served.folders import check_drafts, prepare
 from eval.modes.served.here import measure_here
 from eval.modes.served.kept import Asked
-from eval.modes.served.page import render_page, render_summary
+from eval.modes.served.page import page_of
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as
 from eval.prompts.prompt import Prompt, check_room
@@ -56,7 +56,7 @@ def run(cfg: EvalConfig) -> None:
         here = measure_here(cfg, results, drafts, asked, ids)
         found = make_results(cfg, target, drafts, prompts, asked, here)
         content = found.model_dump(by_alias=True)
-        write_files(folder, content, render_summary(content), render_page(content))
+        write_files(folder, page_of(content))
         folder.finish({"drafts": len(drafts), "servers": len(asked)})
         for one in found.schedules:
             log.info("%s: what to paste, %s:\n%s", one.draft, one.pastes[0].why, one.pastes[0].text)

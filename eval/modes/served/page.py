@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from eval.modes.served.results import Comparison, ServedCounters, ServedResults
 from eval.render.formatting import MISSING, Column, Table, column, columns, number, spread, with_interval
-from eval.render.page import Page, as_html, as_markdown
+from eval.render.page import Page
 
 _NO_SCHEDULE = (
     "Nothing: a schedule takes the target alone and each draft, timed by servers started here in two rounds or "
@@ -16,17 +16,8 @@ _NO_SCHEDULE = (
 )
 
 
-def render_page(results: dict[str, Any]) -> str:
-    """The verdicts, every table, how it was measured, and the definitions."""
-    return as_html(_page(results), "served.html.j2", no_schedule=_NO_SCHEDULE)
-
-
-def render_summary(results: dict[str, Any], is_published: bool = False) -> str:
-    """The same as Markdown."""
-    return as_markdown(_page(results), "served.md.j2", is_published, no_schedule=_NO_SCHEDULE)
-
-
-def _page(results: dict[str, Any]) -> Page:
+def page_of(results: dict[str, Any]) -> Page:
+    """The verdicts, every table, and how it was measured."""
     found = ServedResults.model_validate(results)
     return Page(
         title=f"Drafts served: {found.name}",
@@ -35,6 +26,8 @@ def _page(results: dict[str, Any]) -> Page:
         lead=_lead(found),
         headline_title="Whether the engine drafts as we do",
         headline=[_said(one) for one in found.comparisons],
+        template="served",
+        shown={"no_schedule": _NO_SCHEDULE},
         every_table=[_acceptance_table(found), *_speed_tables(found), _our_speeds(found), _lengths(found)],
     )
 

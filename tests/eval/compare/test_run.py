@@ -18,7 +18,7 @@ from eval.config import EvalConfig
 from eval.modes.compare import mode
 from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.modes.compare.mode import given_choices
-from eval.modes.compare.page import render_page, render_summary
+from eval.modes.compare.page import page_of
 from eval.modes.compare.results import pool_comparisons
 from eval.publish import publish
 from eval.results.comparisons import check_comparisons
@@ -82,9 +82,10 @@ def test_a_small_comparison_leaves_timed_cells_a_summary_and_a_page(models: Path
     assert (cell["settings"], cell["settings"]["mine"]) == (choice["best"], "k=2")
     assert (best["text"], best["best"]["over_plain"] > 0) == ("code", True)
     assert json.loads((tmp_path / "manifest.json").read_text())["cells"] == 1
-    for written, render in (("summary.md", render_summary), ("index.html", render_page)):
+    page = page_of(found)
+    for written, rendered in (("summary.md", page.markdown()), ("index.html", page.html())):
         text = (tmp_path / written).read_text(encoding="utf-8")
-        assert text == render(found)
+        assert text == rendered
         assert all(part in text for part in ("Which when", "Text: code", "ngram", "mine", LOOKUP)), written
 
 
@@ -124,7 +125,7 @@ def test_lengths_are_chosen_by_arm_and_cell_and_timed(results: dict[str, Any]) -
 
 @pytest.mark.slow
 def test_the_page_has_every_arm_and_says_which_when(results: dict[str, Any]) -> None:
-    page, summary = render_page(results), render_summary(results)
+    page, summary = page_of(results).html(), page_of(results).markdown()
     assert page.count("<svg") == 1
     for part in (
         "Which when",
@@ -202,7 +203,7 @@ def test_runs_are_pooled_and_published(results: dict[str, Any], tmp_path: Path) 
     assert len(pooled["runs"]) == 3
     assert all(len(arm["over_plain_by_run"]) == 3 for cell in pooled["cells"] for arm in cell["arms"])
     assert [one["best"]["arm"] for one in pooled["which_when"]] == [one["best"]["arm"] for one in results["which_when"]]
-    assert "by run" in render_summary(pooled)
+    assert "by run" in page_of(pooled).markdown()
     runs[1]["choices"][0]["best"]["ngram"] = "k=9"
     with pytest.raises(InputError, match=r"drafters.choices=RUN1"):
         check_comparisons(files, runs)

@@ -18,7 +18,7 @@ from eval.measure.cells import Point
 from eval.modes.compare.arm_set import Choices, Target
 from eval.modes.compare.decoders import Decoders
 from eval.modes.compare.mode import given_choices
-from eval.modes.compare.page import render_summary
+from eval.modes.compare.page import page_of
 from eval.modes.compare.results import pool_comparisons
 from eval.publish import publish
 from eval.results.comparisons import _arm, check_comparisons
@@ -119,10 +119,10 @@ def _seconds(cell: dict[str, Any], arm: str) -> list[float]:
 
 
 def test_the_page_says_what_each_run_found(runs: list[dict[str, Any]], pooled: dict[str, Any]) -> None:
-    page = render_summary(pooled)
+    page = page_of(pooled).markdown()
     assert "by run" in page
     assert "over runs and batches of prompts" in page
-    alone = render_summary(runs[0])
+    alone = page_of(runs[0]).markdown()
     assert "by run" not in alone
 
 

@@ -29,7 +29,7 @@ from eval.modes.served.schedule.conclusion import (
     measured_of,
 )
 from eval.modes.served.schedule.schedule import Speed
-from eval.render.page import Page, as_html, as_markdown
+from eval.render.page import Page
 from tests.train.export.saved_heads import save_head, save_padded_target
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
@@ -211,28 +211,29 @@ def test_engines_that_load_a_draft_are_given_it_whole(tmp_path: Path) -> None:
     assert "max_draft_len: 4" in commands["trtllm"](4)
 
 
-def page_of(schedules: list[Any]) -> Page:
-    """A page with nothing on it but what is to be pasted."""
-    return Page(title="t", results={"schedules": schedules}, method="facts.md.j2", every_table=[])
+def page_of(schedules: list[Any], without: str) -> Page:
+    """A page with nothing on it but what is to be pasted, or why nothing is."""
+    results, shown = {"schedules": schedules}, {"no_schedule": without}
+    return Page("t", results, "facts.md.j2", every_table=[], template="served", shown=shown)
 
 
 def test_the_page_ends_with_what_to_paste() -> None:
     measured = measured_of(ROWS, served_draft("eagle3"), "a/<target>", [])
     assert measured is not None
     found = concluded(measured, {"sglang": str})
-    page, none = page_of([found.model_dump()]), page_of([])
+    page, none = page_of([found.model_dump()], ""), page_of([], "time it twice")
     vllm, sglang = found.pastes
-    text = as_markdown(page, "served.md.j2", no_schedule="")
+    text = page.markdown()
     assert f"### x: vLLM 0.32\n\n```\n{vllm.text}\n```\n\nbatch size 1: k=3, 2.00 times" in text
     assert f"### x: SGLang 0.5.23\n\n```\n{sglang.text}\n```\n\nover all batch sizes: k=3, 1.22 times" in text
-    shown = as_html(page, "served.html.j2", no_schedule="")
+    shown = page.html()
     assert (
         f"<pre><code>{html.escape(vllm.text).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}</code></pre>"
         in shown
     )
     assert "a/<target>" not in shown
-    assert "time it twice" in as_markdown(none, "served.md.j2", no_schedule="time it twice")
-    assert "time it twice" in as_html(none, "served.html.j2", no_schedule="time it twice")
+    assert "time it twice" in none.markdown()
+    assert "time it twice" in none.html()
 
 
 @pytest.fixture(scope="module")

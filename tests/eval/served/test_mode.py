@@ -21,7 +21,7 @@ from eval.config import EvalConfig
 from eval.modes.served.counting import Pair
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.engine.server import ServerGoneError
-from eval.modes.served.page import render_summary
+from eval.modes.served.page import page_of
 from eval.publish import publish
 from eval.results.schema import read_results
 from tests.commands import built
@@ -111,12 +111,12 @@ def test_an_engine_that_drafts_as_we_do(toy: Toy, tmp_path: Path) -> None:
     assert "accepts of every draft what our decoder accepts" in page
     assert "counters are equal, prompt by prompt" in page
     publish([tmp_path / "report/results.json"], tmp_path / "docs/served")
-    assert (tmp_path / "docs/served.md").read_text() == render_summary(results, is_published=True)
+    assert (tmp_path / "docs/served.md").read_text() == page_of(results).markdown(is_published=True)
 
 
 def test_the_published_page_is_made_from_results_of_an_earlier_version() -> None:
     published = Path("docs/results/served.json")
-    page = render_summary(read_results(published), is_published=True)
+    page = page_of(read_results(published)).markdown(is_published=True)
     assert page == published.with_suffix(".md").read_text()
 
 

@@ -1,0 +1,86 @@
+"""Write docs/results/rates.md and its figures, rates/runs.json, from runs of `python -m train` that differ in width and
+rates alone:
+
+    python -m train target=smollm2 records=RECORDS draft=lm draft.width=256 muon_lr=0.02 lr=0.006 output_dir=RUN1 ...
+    python scripts/rates_page.py RUN1 RUN2 ...
+
+A run's figures are those of its last validation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
+PAGE, FIGURES = ROOT / "docs/results/rates.md", ROOT / "docs/results/rates/runs.json"
+HEAD = """# Learning rates by width
+
+A draft LM of one layer and several widths, trained by Muon at several peak rates (AdamW's for its embedding in the same
+proportion), judged on held-out chats by alpha, the chance of acceptance at T=1. Bold is the best rate of a width, and
+**rule** what `python -m train` takes by itself: the rate of a width of 512, and beyond it less in proportion.
+
+"""
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What one run says of itself."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    run = json.loads((folder / "run.json").read_text())
+    config = json.loads((folder / "model/draftsmith.json").read_text())["config"]
+    last = {kind: [row for row in rows if row["kind"] == kind][-1] for kind in ("train", "validation")}
+    return {
+        "width": config["draft"]["width"],
+        "muon_lr": config["muon_lr"],
+        "lr": config["lr"],
+        "seed": config["seed"],
+        "steps": config["steps"],
+        "tokens": last["train"]["tokens"],
+        "judged_tokens": last["validation"]["tokens"],
+        "alpha": round(last["validation"]["alpha"], 4),
+        "loss": round(last["validation"]["loss"], 4),
+        "cpu": run["hardware"]["cpu"],
+        "words": [one for one in run["argv"][1:] if not one.startswith(("output_dir=", "records=", "target.path="))],
+    }
+
+
+def page_of(runs: list[dict[str, Any]]) -> str:
+    """A row for each width, a column for each rate."""
+    from decode.common.markdown import table
+    from train.settled import KNOWN_WIDTH
+
+    rates = sorted({one["muon_lr"] for one in runs})
+    found = {(one["width"], one["muon_lr"]): one["alpha"] for one in runs}
+    rows = []
+    for width in sorted({one["width"] for one in runs}):
+        of_width = {rate: found[width, rate] for rate in rates if (width, rate) in found}
+        best = max(of_width, key=lambda rate: of_width[rate])
+        ruled = 0.01 * min(1.0, KNOWN_WIDTH / width)
+        cells = [f"{of_width[rate]:.3f}" if rate in of_width else "" for rate in rates]
+        cells = [f"**{cell}**" if rate == best else cell for rate, cell in zip(rates, cells, strict=True)]
+        rows.append([str(width), *cells, f"{ruled:g}", f"{best / ruled:g}"])
+    first, tokens = runs[0], [one["tokens"] for one in runs]
+    words = [one for one in first["words"] if not one.startswith(("draft.width=", "muon_lr=", "lr="))]
+    heads = ["width", *(f"{rate:g}" for rate in rates), "rule", "best over rule"]
+    return (
+        HEAD
+        + table(heads, rows)
+        + f"\n\n{min(tokens):,} to {max(tokens):,} tokens in {first['steps']} steps, seed {first['seed']}; judged on "
+        f"{first['judged_tokens']:,}. {first['cpu']}. By `python -m train {' '.join(words)} draft.width=WIDTH "
+        f"muon_lr=RATE lr=RATE`.\n"
+    )
+
+
+def main(*folders: str) -> None:
+    """Read the runs, write both files."""
+    runs = sorted((read_run(Path(one)) for one in folders), key=lambda one: (one["width"], one["muon_lr"]))
+    FIGURES.parent.mkdir(exist_ok=True)
+    FIGURES.write_text(json.dumps(runs, indent=1) + "\n")
+    PAGE.write_text(page_of(runs))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
