@@ -54,6 +54,7 @@ def page_of(runs: list[dict[str, Any]]) -> str:
 
     rates = sorted({one["muon_lr"] for one in runs})
     found = {(one["width"], one["muon_lr"]): one["alpha"] for one in runs}
+    assert len(found) == len(runs), "a width and rate has two runs; give those of one seed"
     rows = []
     for width in sorted({one["width"] for one in runs}):
         of_width = {rate: found[width, rate] for rate in rates if (width, rate) in found}

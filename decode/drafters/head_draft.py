@@ -105,9 +105,9 @@ class HeadDraft(nn.Module, Drafter):
         return not self.config.has_own_head
 
     @property
-    def head_weights(self) -> tuple[Tensor, ...]:
-        """`Step.head_weights` of `head`: the target's own do not learn."""
-        return ()
+    def head_weights(self) -> tuple[Tensor, ...] | None:
+        """`Step.head_weights` of `head`; a family with an output head of its own names them."""
+        return () if self.head_is_frozen else None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -29,8 +29,7 @@ def forward_kl(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> 
     if isinstance(target, Sparse):
         return (target.weight * (target.log_p - log_q.gather(-1, target.ids))).sum(-1)
     log_p = _dense(target)
-    p = log_p.exp()  # sums of products without the products: two passes fewer over all tokens, and over their gradient
-    return torch.linalg.vecdot(p, log_p) - torch.linalg.vecdot(p, log_q)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def tv(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> Tensor:

@@ -77,10 +77,16 @@ def score(
 
 
 def _is_at_hand(weights: tuple[Tensor, ...] | None, alike: bool) -> bool:
-    """Whether their gradients can be made with the loss: not those that an engine has spread over processes."""
-    if weights is None or not (alike or not weights):
+    """Whether their gradients can be made with the loss: not those that an engine spreads over processes, as fsdp2 by
+    a type of its own and DeepSpeed by `ds_id`."""
+    if weights is None or not (alike or not _learning(weights)):
         return False
-    return all(type(one) in (Tensor, nn.Parameter) and one.numel() for one in weights)
+    return all(type(one) in (Tensor, nn.Parameter) and not hasattr(one, "ds_id") for one in weights)
+
+
+def _learning(weights: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    """Those that do; under adapters a head's own are frozen."""
+    return tuple(one for one in weights or () if one.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -169,13 +175,13 @@ def _at_once(judged: Sequence[Judged], teach: _Teacher) -> list[Scores]:
             lesson = teach.lesson(union, judged[0].step.vocab)
             for place, each in enumerate(judged):
                 own = lesson.of(torch.searchsorted(union, rows[place][chunk]))
-                evaluate = teach.evaluator(each.step, own)
-                weights = each.step.head_weights or ()
+                evaluate, weights = teach.evaluator(each.step, own), _learning(each.step.head_weights)
                 found[place].append(_with_gradient(evaluate, parts[place][chunk], weights, sums, wants_gradient))
                 learned[place].append(teach.objective.learned(own))
         return found
 
-    weights = {id(one): one for each in judged for one in each.step.head_weights or ()}
+    every = [one for each in judged for one in _learning(each.step.head_weights)] if wants_gradient else []
+    weights = {id(one): one for one in every}
     flat = _RowGradients.apply(run, list(weights), *(one.hidden for one in judged), *weights.values())
     losses, accepted = flat[: len(judged)], flat[len(judged) :]
     return [
@@ -207,8 +213,8 @@ class _RowGradients(torch.autograd.Function):
         if sums:
             every = torch.cat(counts)
             same = every[:1] if len(every) else every.new_zeros(1)
-            assert bool((every == same).all()), "alike"
-            sums = [one.mul_(same) for one in sums]
+            assert bool((every == same).all()), "slots count differently, and the gradient of the head is a plain sum"
+            sums = [one.mul_(same.to(one.device)) for one in sums]
         return None, None, *(one * weight[:, None] for one, weight in zip(gradients, counts, strict=True)), *sums
 
 

@@ -4,9 +4,9 @@ docs/results/training_peers.md:
     bash scripts/trl_env.sh && bash scripts/speculators_env.sh
     python scripts/training_peers TARGET CHATS OUTPUT    # adds a run to docs/results/training_peers/runs.json
 
-CHATS are messages that end in TARGET's own answers, a chat a line; TARGET is a folder. The cases of toy width have
-targets of random weights and read source code. Quarter an hour, of a machine without other work. A run's number is its
-seed; its drafts lie in OUTPUT.
+TARGET is a folder of SmolLM2-135M-Instruct, CHATS are messages that end in its own answers, a chat a line. The cases of
+toy width have targets of random weights and read source code. Ten minutes, of a machine without other work. A run's
+number is its seed; its drafts lie in OUTPUT.
 """
 
 from __future__ import annotations

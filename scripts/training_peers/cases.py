@@ -8,12 +8,12 @@ from typing import Any
 LM = ("draft=lm", "target_source=live", "optimizer=adamw", "lr=0.001", "batch_size=2")
 EAGLE3 = ("draft=eagle3", "target_source=live", "optimizer=adamw", "lr=0.001", "batch_size=1", "sequence_length=1024")
 CHATS = ("data=jsonl", "data.learn_prompt=false", "data.validation_share=0.05")
-TOY = ("data=python_stdlib", "data.max_documents=100", "steps=8", "batch_size=2")
+TOY = ("data=python_stdlib", "data.max_documents=100", "batch_size=2")
 CASES = {
-    "draft LM, 49,152 tokens": (*LM, "steps=24"),
-    "draft LM, 4,096 tokens, toy width": (*LM, *TOY),
-    "draft LM, 151,936 tokens, toy width": (*LM, *TOY),
-    "EAGLE-3, 49,152 tokens": (*EAGLE3, "draft.head.depth=3", "draft.head.vocab=8192", "steps=24"),
+    "draft LM, 49,152 tokens": (*LM, "steps=16"),
+    "draft LM, 4,096 tokens, toy width": (*LM, *TOY, "steps=40"),
+    "draft LM, 151,936 tokens, toy width": (*LM, *TOY, "steps=8"),
+    "EAGLE-3, 49,152 tokens": (*EAGLE3, "draft.head.depth=3", "draft.head.vocab=8192", "steps=16"),
 }
 """Case -> the settings of its arms."""
 

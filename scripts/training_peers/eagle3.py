@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from speculators.models.eagle3.core import Eagle3DraftModel  # pyright: ignore[reportMissingImports]
 from speculators.train.optimizers import build_optimizers  # pyright: ignore[reportMissingImports]
-from transformers import AutoConfig, get_cosine_schedule_with_warmup
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoConfig
 
 from decode.models.load import load_model
 from train.batches import StepReader
 from train.config import TrainConfig
+from train.optimizers import Schedule
 from train.packing import Order
 from train.training_inputs import Inputs
 
@@ -26,7 +28,9 @@ def by_speculators(cfg: TrainConfig, inputs: Inputs, clock: Any) -> Any:
     target, head = load_model(cfg.target), cfg.draft.head
     draft = new_head(cfg, inputs)
     (optimizer,) = build_optimizers(draft, SimpleNamespace(optimizer="adamw", lr=cfg.lr, weight_decay=cfg.weight_decay))
-    schedule = get_cosine_schedule_with_warmup(optimizer, max(1, round(cfg.warmup * cfg.steps)), cfg.steps)
+    for group in optimizer.param_groups:
+        group["betas"] = cfg.betas
+    schedule = LambdaLR(optimizer, Schedule([optimizer], cfg).factor)
     told, _ = Eagle3DraftModel.get_trainer_kwargs(
         loss_fn="kl_div", loss_implementation="eager", ttt_steps=head.depth, ttt_step_loss_decay=1.0
     )

@@ -19,10 +19,11 @@ TRL's GKDTrainer (lmbda=0, beta=0: the same loss); an EAGLE-3 head by ours and b
 """
 NOTES = """
 Ratios are of ours over the tool's, run by run. Tokens are those of the texts, padding aside; memory is the most that a
-process took, imports and target included. alpha is the chance of acceptance at T=1 on held-out chats, of all drafts by
-the same code. "Its own choices" are the weights to begin with, optimizer (Muon) and rates of a plain `python -m train`.
-The speculators library's own kernels (flex_attention, Triton losses) want a GPU: here it runs by its reference paths,
-so that its time says nothing of a GPU.
+process took, imports and target included. All keep the memory that they free, as `python -m train` does by itself on a
+CPU and other tools do not. alpha is the chance of acceptance at T=1 on held-out chats, of all drafts by the same code.
+"Its own choices" are the weights to begin with, optimizer (Muon) and rates of a plain `python -m train`. The
+speculators library's own kernels (flex_attention, Triton losses) want a GPU: here it runs by its reference paths, so
+that its time says nothing of a GPU.
 """
 
 

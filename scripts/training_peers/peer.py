@@ -18,15 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.functional import kl_div, log_softmax
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
 
 from decode.common.compose import compose  # noqa: E402
+from decode.common.environment import keep_freed_memory  # noqa: E402
 from decode.common.typed_config import build  # noqa: E402
 from decode.models.load import load_model  # noqa: E402
 from train.config import TrainConfig  # noqa: E402
+from train.optimizers import Schedule  # noqa: E402
 from train.training_inputs import Inputs, open_inputs  # noqa: E402
 
 WARM = 2
@@ -63,7 +66,7 @@ def texts_of(inputs: Inputs) -> list[dict[str, Any]]:
     return [{"input_ids": one.ids, "labels": np.where(one.loss_mask, one.ids, IGNORED)} for one in found]
 
 
-def padded(texts: list[dict[str, Any]], clock: Clock) -> dict[str, torch.Tensor]:
+def padded(texts: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """A batch as a collator of transformers makes it: padded to the longest."""
     longest = max(len(one["input_ids"]) for one in texts)
     shape = (len(texts), longest)
@@ -74,11 +77,21 @@ def padded(texts: list[dict[str, Any]], clock: Clock) -> dict[str, torch.Tensor]
         batch["input_ids"][row, :length] = torch.as_tensor(one["input_ids"])
         batch["labels"][row, :length] = torch.as_tensor(one["labels"])
         batch["attention_mask"][row, :length] = 1
-    clock.read(int(batch["attention_mask"].sum()))
     return batch
 
 
-class PlainTrainer(Trainer):
+class Counted:
+    """A Trainer that tells of the batches that it trains on; its loader is a batch ahead."""
+
+    clock: Clock
+
+    def training_step(self, model: Any, inputs: Any, *others: Any) -> Any:
+        """The Trainer's."""
+        self.clock.read(int(inputs["attention_mask"].sum()))
+        return super().training_step(model, inputs, *others)  # type: ignore[misc]
+
+
+class PlainTrainer(Counted, Trainer):
     """Forward KL from the target's logits in `compute_loss`: the twenty lines that one writes first."""
 
     target: Any
@@ -100,16 +113,11 @@ def by_trainer(tool: str, cfg: TrainConfig, inputs: Inputs, clock: Clock) -> Any
     """A draft LM, by transformers' Trainer or by TRL's GKDTrainer (lmbda = beta = 0: forward KL on the texts given)."""
     texts = texts_of(inputs)
     assert cfg.draft.init_from is not None
+    assert cfg.lr is not None
     settings: dict[str, Any] = {
         "output_dir": f"{cfg.output_dir}/run",
         "per_device_train_batch_size": max(1, round(len(texts) / len(inputs.train.rows) * cfg.batch_size)),
         "max_steps": cfg.steps,
-        "learning_rate": cfg.lr,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": max(1, round(cfg.warmup * cfg.steps)),
-        "adam_beta1": cfg.betas[0],
-        "adam_beta2": cfg.betas[1],
-        "weight_decay": cfg.weight_decay,
         "max_grad_norm": cfg.clip,
         "bf16": True,
         "use_cpu": not torch.cuda.is_available(),
@@ -120,21 +128,21 @@ def by_trainer(tool: str, cfg: TrainConfig, inputs: Inputs, clock: Clock) -> Any
     }
     draft = AutoModelForCausalLM.from_pretrained(cfg.draft.init_from, dtype=torch.float32)
     target = load_model(cfg.target)
-    given: dict[str, Any] = {
-        "train_dataset": texts,
-        "data_collator": lambda some: padded(some, clock),
-        "callbacks": [clock],
-    }
+    optimizer = torch.optim.AdamW(draft.parameters(), lr=cfg.lr, betas=cfg.betas, weight_decay=cfg.weight_decay)
+    rates = LambdaLR(optimizer, Schedule([optimizer], cfg).factor)
+    given: dict[str, Any] = {"optimizers": (optimizer, rates), "data_collator": padded, "callbacks": [clock]}
     if tool == "trl":
         from datasets import Dataset
         from trl.experimental.gkd import GKDConfig, GKDTrainer  # pyright: ignore[reportMissingImports]
 
-        given["train_dataset"] = Dataset.from_list([{k: list(map(int, v)) for k, v in one.items()} for one in texts])
+        rows = Dataset.from_list([{k: list(map(int, v)) for k, v in one.items()} for one in texts])
         args = GKDConfig(lmbda=0.0, beta=0.0, temperature=1.0, gradient_checkpointing=False, **settings)
-        trainer = GKDTrainer(draft, target, args, processing_class=inputs.tokenizer, **given)
+        kind = type("CountedGKD", (Counted, GKDTrainer), {})
+        trainer = kind(draft, target, args, processing_class=inputs.tokenizer, train_dataset=rows, **given)
     else:
-        trainer = PlainTrainer(draft, TrainingArguments(**settings), **given)
+        trainer = PlainTrainer(draft, TrainingArguments(**settings), train_dataset=texts, **given)
         trainer.target = target
+    trainer.clock = clock
     trainer.train()
     return draft
 
@@ -145,6 +153,7 @@ def main(tool: str, overrides: list[str]) -> None:
     assert composed is not None
     cfg = build(TrainConfig, composed)
     torch.manual_seed(cfg.seed)
+    keep_freed_memory()
     inputs, clock, folder = open_inputs(cfg), Clock(), Path(cfg.output_dir)
     if tool == "speculators":
         from eagle3 import by_speculators

@@ -62,7 +62,7 @@ def held(drafter: Any) -> dict[str, torch.Tensor]:
     return module.state_dict()
 
 
-@pytest.mark.parametrize("family", by_default(2, ["mtp", "lm", *(one for one in HEADS if one != "mtp")]))
+@pytest.mark.parametrize("family", by_default(2, ["dspark", "lm", *(one for one in HEADS if one != "dspark")]))
 def test_adapters_are_switched_by_name_and_are_the_drafts_that_were_exported(
     family: str, tmp_path: Path, target: Path, trained: Any
 ) -> None:
