@@ -93,6 +93,8 @@ def test_a_chart_is_drawn_from_the_published_figures(tmp_path: Path, name: str) 
         ("recording_page", "recording/runs.json", "recording.md"),
         ("tokens_page", "smollm2/tokens.json", "smollm2_tokens.md"),
         ("attention_page", "attention/runs.json", "attention.md"),
+        ("training_peers/page", "training_peers/runs.json", "training_peers.md"),
+        ("rates_page", "rates/runs.json", "rates.md"),
     ],
 )
 def test_a_page_of_runs_is_rendered_from_its_figures(script: str, figures: str, page: str) -> None:
