@@ -29,7 +29,7 @@ def forward_kl(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> 
     if isinstance(target, Sparse):
         return (target.weight * (target.log_p - log_q.gather(-1, target.ids))).sum(-1)
     log_p = _dense(target)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
+    return -(log_p.exp() * (log_q - log_p)).sum(-1)  # in this order the backward pass negates rows, not all tokens
 
 
 def tv(log_q: Tensor, target: Distribution | None, next_ids: Tensor) -> Tensor:
