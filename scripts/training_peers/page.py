@@ -51,13 +51,13 @@ def page_of(found: dict[str, Any]) -> str:
     """Medians over the runs, with the least and the greatest."""
     from decode.common.markdown import table
 
-    runs, heads = found["runs"], ["tool", "tokens/s", "ours over it", "GB", "ours over it", "alpha"]
+    runs, heads = found["runs"], ["tool", "tokens/s", "our tokens/s over it", "GB", "our GB over it", "alpha"]
     parts = []
     for case in runs[0]["cases"]:
         arms = {arm: [one["cases"][case][arm] for one in runs] for arm in runs[0]["cases"][case]}
         parts += [f"## {case}\n", table(heads, [row_of(arm, of, arms[OURS]) for arm, of in arms.items()]), ""]
     how = (
-        f"{len(runs)} runs, seeds {', '.join(str(one['seed']) for one in runs)}: median [least, greatest]. Machine: "
+        f"\n{len(runs)} runs, seeds {', '.join(str(one['seed']) for one in runs)}: median [least, greatest]. Machine: "
         f"{'; '.join(sorted({one['machine'] for one in runs}))}. By `{found['command']}`, "
         f"{', '.join(sorted({one['date'] for one in runs}))}.\n"
     )
