@@ -1,6 +1,7 @@
 """Record folders written by hand: no target, five tokens, and rows of p and states that tell where they come from."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from distill.records.feature_codes import FeatureLayout
 from distill.records.record_folder import RecordFolder
 from distill.records.record_manifest import Manifest, RecordCounts, ShardSummary
 from distill.records.record_shards import Record, shard_bytes, summary
+from distill.records.safetensors_file import array_sums
 
 V, WIDTH = 5, 2
 FULL = Layout(["full"], V, WIDTH, "float32", head=2, tail=1, topk=2)
@@ -38,7 +40,8 @@ def folder_of(path: Path, shards: Sequence[Sequence[Record]], layout: Layout = F
     for number, records in enumerate(shards):
         content = shard_bytes(records, layout)
         (path / f"{number}.safetensors").write_bytes(content)
-        known.append(ShardSummary.model_construct(None, file=f"{number}.safetensors", **summary(content, records)))
+        told = summary(content, records) | {"arrays": array_sums(BytesIO(content))}
+        known.append(ShardSummary.model_construct(None, file=f"{number}.safetensors", **told))
     counts = {name: sum(getattr(shard, name) for shard in known) for name in ("tokens", "learned_tokens")}
     counted = RecordCounts.model_construct(None, **counts)
     return RecordFolder(path, Manifest.model_construct(layout=layout, shards=known, seed=7, counts=counted))

@@ -199,6 +199,8 @@ def test_records_that_are_cut_are_counted(finished: Path, caplog: pytest.LogCapt
 
 ABOUT = {
     "seed": 7,
+    "runtime": {"name": "transformers", "version": "5", "dtype": "float32"},
+    "spent": {},
     "responses": "target",
     "sampling": {},
     "prompts_sha256": "0" * 64,
