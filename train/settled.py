@@ -11,11 +11,19 @@ from train.drafts.blueprint import Blueprint
 KNOWN_WIDTH = 512
 """Of the drafts that the rates below were found on (docs/how-to/train_a_draft.md)."""
 LR = 3e-3
-"""Peak of AdamW up to that width; Muon's is the family's. Wider drafts take less of both, in proportion."""
+"""Peak of AdamW at that width; Muon's is the family's. Wider drafts take less of both, in proportion, and narrower ones
+more: at 128 to 1,024 this is the best of rates that double, or next to it (docs/results/rates.md)."""
+MOST_SCALE = 4.0
+"""Of a width of 128, below which none was tried."""
 OF_PRETRAINED = 0.1
 """Share of those for weights that have learned already. Adapters in them begin at nothing and take the whole: ten times
 the rate of all weights (Schulman et al. 2025, LoRA Without Regret); on an MTP head of SmolLM2 a third of it and three
 times as much both learned less."""
+
+
+def width_scale(width: int) -> float:
+    """Share of the rates above that a draft of this width takes."""
+    return min(MOST_SCALE, KNOWN_WIDTH / width)
 
 
 def chosen_optimizer(cfg: TrainConfig) -> str:
@@ -33,7 +41,7 @@ def _is_pretrained(cfg: TrainConfig) -> bool:
 def settled(cfg: TrainConfig, blueprint: Blueprint, row: int) -> TrainConfig:
     """`cfg` with the choices that it leaves open made, for this draft and a loss of rows of so many entries."""
     goes_on = _is_pretrained(cfg) and not cfg.draft.lora.rank
-    scale = min(1.0, KNOWN_WIDTH / blueprint.width) * (OF_PRETRAINED if goes_on else 1.0)
+    scale = width_scale(blueprint.width) * (OF_PRETRAINED if goes_on else 1.0)
     peaks = {"lr": LR, "muon_lr": blueprint.muon_lr}
     rates = {name: peak * scale for name, peak in peaks.items() if getattr(cfg, name) is None}
     objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(row))

@@ -126,7 +126,7 @@ def test_the_name_of_the_suite_brings_its_settings():
 def test_what_trains_an_arm_stands_beside_it(folder):
     cfg = config(folder, families={"arms": {"lm": LM, "auto": LM[:-1]}})
     told = {arm: facts.optimizer for arm, facts in describe_arms(cfg, describe_model(cfg.target)).items()}
-    assert told == {"lm": "adamw 0.001", "auto": "muon 0.01, adamw 0.003"}
+    assert told == {"lm": "adamw 0.001", "auto": "muon 0.04, adamw 0.012"}
 
 
 def test_budgets_become_steps(tmp_path):

@@ -162,7 +162,8 @@ def test_each_optimizer_follows_its_own_peak() -> None:
     ("changes", "width", "optimizer", "lr", "muon_lr"),
     [
         ({}, 512, "muon", 3e-3, 1e-2),
-        ({}, 64, "muon", 3e-3, 1e-2),  # never above what was tried
+        ({}, 256, "muon", 6e-3, 2e-2),
+        ({}, 64, "muon", 1.2e-2, 4e-2),  # never above what was tried
         ({}, 4096, "muon", 3.75e-4, 1.25e-3),
         ({"engine": {"name": "deepspeed_zero2"}}, 512, "adamw", 3e-3, 1e-2),
         ({"draft": {"init_from": "x"}}, 1024, "adamw", 1.5e-4, 5e-4),
