@@ -3,7 +3,7 @@
 from tests.census import census, circles
 
 MOST = {
-    "product files": 514,  # scripts that train by other tools; settings, checkpoints, models, heads by concept; LiLiCorr
+    "product files": 514,  # scripts that train by other tools; settings, checkpoints, models by concept; LiLiCorr
     "product lines": 59490,  # those scripts and the rates by width, 640; what alpha promises of families
     "tests files": 296,  # LiLiCorr's; adapters of every family; reduced vocabularies
     "tests lines": 51878,  # losses inside autocast; what was enumerated
