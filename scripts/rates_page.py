@@ -71,7 +71,8 @@ def page_of(runs: list[dict[str, Any]]) -> str:
         + table(heads, rows)
         + f"\n\n{max(tokens):,} tokens in {first['steps']} steps, seed {first['seed']}; judged on "
         f"{first['judged_tokens']:,}. {first['cpu']}. By `python -m train {' '.join(words)} draft.width=WIDTH "
-        f"muon_lr=RATE lr=RATE`.\n"
+        f"muon_lr=RATE lr={first['lr'] / first['muon_lr']:g}*RATE records=RECORDS`, RECORDS being the `head_tail_8_4` "
+        "of `experiment=smollm2_stores`.\n"
     )
 
 

@@ -78,8 +78,8 @@ class Step:
     confidence: Tensor | None = None
     """(B, M) logits of the chance that the slot's token is accepted, for families that predict it."""
     head_weights: tuple[Tensor, ...] | None = None
-    """Of the head those that learn, where a row of logits depends on its own row of `hidden` and on them alone: () of a
-    frozen head. None where it may depend on more."""
+    """The head's own, where a row of logits depends on its own row of `hidden` and of what learns on these alone: () of
+    the target's head, which is frozen. None where it may depend on more."""
     drafts_by: Callable[[Tensor], Tensor] | None = None
     """As `head`, what the decoding face drafts by, where some of what is learned is never drafted; None is `head`."""
     begins_everywhere: bool = True

@@ -226,8 +226,8 @@ class DSparkDraft(HeadDraft):
             hidden = joined[:, :, drafted]
             confidence = self.confidence_head(hidden)[..., 0] if config.confidence else None
             rows, valid = blocks.rows[..., drafted], blocks.valid[..., drafted]
-            head = (self.head, rows, valid, self.vocab, confidence, self.head_weights)
-            yield Step(hidden, *head, begins_everywhere=False)
+            weights = self.head_weights
+            yield Step(hidden, self.head, rows, valid, self.vocab, confidence, weights, begins_everywhere=False)
 
     # decoding face
 

@@ -97,12 +97,12 @@ class LMDraft(nn.Module, Drafter):
         """hidden (..., d) -> logits (..., V), or (..., V_draft) of a reduced vocabulary, by rows that are looked up
         once a batch; where an engine has spread them over processes, by all of them. And `Step.head_weights`."""
         if self.vocab is None:
-            return self.head, tuple(one for one in self.head.module.parameters() if one.requires_grad)
+            return self.head, tuple(self.head.module.parameters())
         vocab, weight = self.vocab, self.head.weight
         if type(weight) not in (Tensor, nn.Parameter) or len(weight) != self.model.config.get_text_config().vocab_size:
             return lambda hidden: self.head(hidden).index_select(-1, vocab), None
         rows = weight[vocab]
-        return lambda hidden: self.head.of_rows(hidden, rows), (rows,) if rows.requires_grad else ()
+        return lambda hidden: self.head.of_rows(hidden, rows), (rows,)
 
     def hidden_states(self, batch: Batch) -> Tensor:  # (B, T, d)
         """Final hidden states; documents of a packed row do not see each other."""

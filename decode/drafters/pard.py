@@ -106,8 +106,8 @@ class PardDraft(LMDraft):
         for step in range(depth):
             inside = (anchors + step).clamp(max=length - 1)  # what lies behind the end is never valid
             valid = valid & eligible.gather(1, inside) & (anchors + step < length)
-            known = {"head_weights": weights, "begins_everywhere": False}
-            yield Step(hidden[:, :, step], head, first + inside, valid, self.vocab, **known)
+            one, rows = hidden[:, :, step], first + inside
+            yield Step(one, head, rows, valid, self.vocab, head_weights=weights, begins_everywhere=False)
 
     def _hidden_states_at(self, batch: Batch, anchors: Tensor, depth: int) -> Tensor:  # (B, M, depth, d)
         """Final ones of the anchors (B, M) and of the masks behind each."""

@@ -2,6 +2,7 @@
 docs/results/training_peers.md:
 
     bash scripts/trl_env.sh && bash scripts/speculators_env.sh
+    python scripts/training_peers/chats.py RECORDS TARGET CHATS
     python scripts/training_peers TARGET CHATS OUTPUT    # adds a run to docs/results/training_peers/runs.json
 
 TARGET is a folder of SmolLM2-135M-Instruct, CHATS are messages that end in its own answers, a chat a line. The cases of

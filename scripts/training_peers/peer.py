@@ -137,10 +137,11 @@ def by_trainer(tool: str, cfg: TrainConfig, inputs: Inputs, clock: Clock) -> Any
 
         rows = Dataset.from_list([{k: list(map(int, v)) for k, v in one.items()} for one in texts])
         args = GKDConfig(lmbda=0.0, beta=0.0, temperature=1.0, gradient_checkpointing=False, **settings)
-        kind = type("CountedGKD", (Counted, GKDTrainer), {})
+        kind: Any = type("CountedGKD", (Counted, GKDTrainer), {})
         trainer = kind(draft, target, args, processing_class=inputs.tokenizer, train_dataset=rows, **given)
     else:
-        trainer = PlainTrainer(draft, TrainingArguments(**settings), train_dataset=texts, **given)
+        given["train_dataset"] = texts
+        trainer = PlainTrainer(draft, TrainingArguments(**settings), **given)
         trainer.target = target
     trainer.clock = clock
     trainer.train()

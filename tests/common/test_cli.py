@@ -422,3 +422,24 @@ def test_another_broken_pipe_is_a_failure(tmp_path: Path) -> None:
     done = run_toy(tmp_path, "outcome=broken_pipe", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert b"failed: the worker is gone" in done.stderr
+
+
+KEPT = """
+from decode.common.environment import keep_freed_memory
+keep_freed_memory()
+size = 1 << 27
+held = bytearray(b"x") * size
+pages = int(open("/proc/self/statm").read().split()[1])
+del held
+print((pages - int(open("/proc/self/statm").read().split()[1])) * 4096 < size // 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+@pytest.mark.parametrize(("asked", "keeps"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
+def test_a_process_on_a_cpu_keeps_what_it_frees_unless_variables_say_otherwise(
+    asked: dict[str, str], keeps: bool
+) -> None:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", KEPT], env=plain | asked, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(keeps and not any(Path("/dev").glob("nvidia[0-9]*")))
