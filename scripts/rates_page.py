@@ -4,7 +4,7 @@ rates alone:
     python -m train target=smollm2 records=RECORDS draft=lm draft.width=256 muon_lr=0.02 lr=0.006 output_dir=RUN1 ...
     python scripts/rates_page.py RUN1 RUN2 ...
 
-A run's figures are those of its last validation.
+A run's figures are those of its last validation. Without runs the page alone is written, from the figures there are.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ def page_of(runs: list[dict[str, Any]]) -> str:
         cells = [f"{of_width[rate]:.3f}" if rate in of_width else "" for rate in rates]
         rows.append([str(width), *cells, f"{best:g}", f"{ruled:g}"])
     first, tokens = runs[0], [one["tokens"] for one in runs]
-    words = [one for one in first["words"] if not one.startswith(("draft.width=", "muon_lr=", "lr="))]
+    command = " ".join(["python -m train", *first["words"], "records=...", "output_dir=..."])
     heads = ["width", *(f"{rate:g}" for rate in rates), "best", "rule"]
     return (
         HEAD
         + table(heads, rows)
         + f"\n\n{max(tokens):,} tokens in {first['steps']} steps, seed {first['seed']}; judged on "
-        f"{first['judged_tokens']:,}. {first['cpu']}. By `python -m train {' '.join(words)} draft.width=WIDTH "
-        f"muon_lr=RATE lr={first['lr'] / first['muon_lr']:g}*RATE records=RECORDS`, RECORDS being the `head_tail_8_4` "
-        "of `experiment=smollm2_stores`.\n"
+        f"{first['judged_tokens']:,}. {first['cpu']}. The first by `{command}`, the others by their width and rates in "
+        "place of its; the records are `head_tail_8_4` of `experiment=smollm2_stores`.\n"
     )
 
 
 def main(*folders: str) -> None:
     """Read the runs, write both files."""
-    runs = sorted((read_run(Path(one)) for one in folders), key=lambda one: (one["width"], one["muon_lr"]))
-    FIGURES.parent.mkdir(exist_ok=True)
-    FIGURES.write_text(json.dumps(runs, indent=1) + "\n")
-    PAGE.write_text(page_of(runs))
+    if folders:
+        runs = sorted((read_run(Path(one)) for one in folders), key=lambda one: (one["width"], one["muon_lr"]))
+        FIGURES.parent.mkdir(exist_ok=True)
+        FIGURES.write_text(json.dumps(runs, indent=1) + "\n")
+    PAGE.write_text(page_of(json.loads(FIGURES.read_text())))
 
 
 if __name__ == "__main__":
