@@ -44,7 +44,11 @@ FAULTS = [
     ),
     *noticed_by(
         test_distributions.test_logits_in_bfloat16_give_a_distribution_in_float32,
-        ("distill.objectives.target_distribution:HiddenRows._read", "log_softmax(-1, torch.float32)", "log_softmax(-1)"),
+        (
+            "distill.objectives.target_distribution:HiddenRows._read",
+            "log_softmax(-1, torch.float32)",
+            "log_softmax(-1)",
+        ),
     ),
     *noticed_by(
         test_distributions.test_the_codes_of_log_p_are_those_of_every_folder_written_so_far,
