@@ -23,7 +23,7 @@ from decode.models.few_rows import FIELD
 from distill.engines.config import TargetConfig
 from distill.engines.worker_process import local
 
-KNOWN = ("llama", "qwen3")
+KNOWN = ("gpt_oss", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 """Model types whose states and p were found to be those of transformers."""
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 OTHERWISE = "use target.runtime=transformers"
@@ -44,7 +44,7 @@ def check_target(target: ModelDescription) -> None:
     if config.model_type not in KNOWN:
         raise InputError(
             f"{path} is a {config.model_type} model, and target.runtime=vllm is known to give the states of "
-            f"{' and '.join(KNOWN)} models only; {OTHERWISE}"
+            f"{', '.join(KNOWN)} models only; {OTHERWISE}"
         )
 
 

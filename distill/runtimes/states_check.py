@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decode.common.errors import ConfigError
-from decode.models.output_head import OutputHead
+from decode.models.output_head import OutputHead, ends_of
 from distill.runtimes.engine_runtime import EnginePasses, fault_of_next, fault_of_text
 from distill.runtimes.probe import ROUNDING, distance
 
@@ -29,7 +29,7 @@ def fault_of_probe(passes: EnginePasses, states: Tensor, ids: list[int]) -> str 
         if torch.equal(of_layer[one], of_layer[other]):
             return f"states that are the same for the layers {one} and {other}"
     if 0 in of_layer:
-        embedded = passes.runtime.ends.get_input_embeddings()(torch.tensor(ids, device=passes.device)).cpu()
+        embedded = ends_of(passes.runtime.ends).embed(torch.tensor(ids)).cpu()
         if not torch.allclose(embedded.float(), of_layer[0], atol=1e-2, rtol=1e-2):
             return f"states of layer 0 that are not the embeddings of target.path={passes.runtime.target.path}"
     return None

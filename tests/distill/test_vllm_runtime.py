@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
@@ -320,7 +320,7 @@ def latent(folder: Path) -> None:
     changed(save_tiny_target(folder), {"kv_lora_rank": 16})
 
 
-def qwen2(folder: Path) -> None:
+def olmo2(folder: Path) -> None:
     shape: dict[str, Any] = {
         "vocab_size": 300,
         "hidden_size": 32,
@@ -328,7 +328,7 @@ def qwen2(folder: Path) -> None:
         "num_hidden_layers": 2,
         "eos_token_id": 0,
     }
-    Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
+    Olmo2ForCausalLM(Olmo2Config(**shape, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
 
@@ -337,7 +337,7 @@ def qwen2(folder: Path) -> None:
     [
         (quantised, "is quantised, lm_head.weight as well"),
         (latent, r"latent attention \(MLA\)"),
-        (qwen2, "qwen2 model.*llama and qwen3"),
+        (olmo2, "olmo2 model.*granite, llama, mistral"),
     ],
 )
 def test_targets_that_the_engine_does_not_take_are_refused(

@@ -1,11 +1,15 @@
-"""Records made by a vLLM server on loopback against those of transformers, and one that is killed in mid-run."""
+"""Records made by a vLLM server on loopback against those of transformers, a draft that learns from two such servers,
+and servers that are killed in mid-run."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +25,8 @@ from distill.stage import run
 from tests.distill.runs import shard_files, tiny_config
 from tests.engines.test_records import assert_agree, recorded, save_target, settings
 from tests.engines.vllm_serving import KEY, Server
+from tests.train.test_processes import LAUNCHER
+from tests.train.toy import ROOT, command, data_settings, head_settings, metrics, write_corpus
 
 pytestmark = pytest.mark.engines
 ASKED = [0, 1, 3]
@@ -100,6 +106,40 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing(
         wanted = log_p[np.flatnonzero(record.loss_mask) - 1].numpy()
         np.testing.assert_allclose(record.payload["full.log_p"], wanted, rtol=2e-3, atol=1e-2)
     assert len(shard_files(folder / "killed")) == 3
+
+
+def test_two_processes_learn_from_two_servers_what_the_live_target_teaches(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which one is killed in mid-run and started again: nothing is lost, nothing read twice."""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    folder = server.target.parent
+    corpus, other = write_corpus(folder / "corpus"), Server(server.target, server.folder, ASKED)
+    head = {"head": {"taps": [0, 1, -1]}, "data": data_settings(corpus), "steps": 24, "lr": 3e-3, "log_every": 1}
+    both = head | {"engine": {"name": "ddp"}, "batch_size": 1, "objective": {"credit": "decay"}}
+    servers = {"urls": [server.url, other.url], "states_folder": str(server.folder), "timeout": 240.0}
+    live = training(head_settings(folder / "live", server.target, target_source="live", **both))
+    assert live.wait() == 0
+    try:
+        other.start(folder / "other_log")
+        settings = head_settings(folder / "learned", server.target, target_source="served", servers=servers, **both)
+        learning = training(settings)
+        while not (folder / "learned/metrics.jsonl").is_file():
+            assert learning.poll() is None
+            time.sleep(0.002)
+        other.kill()
+        other.start(folder / "other_log")
+        assert learning.wait() == 0
+    finally:
+        other.kill()
+    ours, theirs = ([line["loss"] for line in metrics(folder / name)] for name in ("learned", "live"))
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    assert not list(server.folder.iterdir())
+
+
+def training(settings: dict[str, Any]) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command(settings, LAUNCHER), cwd=ROOT, env=environment)
 
 
 def _noting(failed: list[BaseException], do: Callable[[], None]) -> Callable[[], None]:
