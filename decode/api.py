@@ -18,20 +18,12 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from decode.arguments import (
-    check_ahead,
-    check_models,
-    conversation_of,
-    expanded,
-    pad_id_of,
-    rows_of,
-    seed_of,
-    stop_strings_of,
-)
+from decode.arguments import check_models, conversation_of, expanded, pad_id_of, rows_of, seed_of, stop_strings_of
 from decode.common.errors import ConfigError
 from decode.common.typed_config import flag, require, whole
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
+from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.untrained.config import CHAINS, UNEVEN
 from decode.loop import Loop
 from decode.models.adapters import unwrapped
@@ -119,8 +111,9 @@ def generate(
     check_ids(input_ids, vocab_size)
     check_models(model, drafter, vocab_size)
     asked = sampling_config(settings)
-    check_ahead(model, drafter, asked)
     if drafter is not None:
+        check_foresees(drafter.foresees, asked.confidence, "confidence")
+        check_overlap(drafter.family, asked.overlap, "overlap")
         require(not (asked.strict and drafter.most_passengers), f"strict=True: {UNEVEN}")
         require(asked.is_chain or drafter.drafts_trees, f"tree={asked.tree}: {CHAINS}")
     ends, own_ends = eos_ids(eos_token_id, config, vocab_size), own_eos_ids(config, vocab_size)

@@ -13,11 +13,9 @@ from decode.common.errors import ConfigError
 from decode.common.typed_config import require, texts, whole, wholes
 from decode.conversation import Conversation
 from decode.drafters.base import Drafter
-from decode.drafters.beside.refusals import check_foresees, check_overlap
 from decode.drafters.lm import LMDraft
 from decode.models.compatibility import refuse_unsupported
 from decode.models.quantisation.quantised import refuse_dependent_layers, refuse_dependent_rows
-from decode.sampling.config import SamplingConfig
 
 
 def check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: int) -> None:
@@ -44,14 +42,6 @@ def check_models(model: PreTrainedModel, drafter: Drafter | None, vocab_size: in
         f"the draft knows {known} tokens and the target {vocab_size}: their distributions cannot be compared. Use a "
         "draft with the target's tokenizer and padded vocabulary size",
     )
-
-
-def check_ahead(model: PreTrainedModel, drafter: Drafter | None, asked: SamplingConfig) -> None:
-    """Raise ConfigError for a drafter that cannot draft ahead, or does not predict what becomes of its tokens, where
-    that is asked for."""
-    if drafter is not None:
-        check_foresees(drafter.foresees, asked.confidence, "confidence")
-        check_overlap(drafter.family, asked.overlap, "overlap")
 
 
 def seed_of(seed: int | None) -> int:

@@ -114,7 +114,7 @@ class Loop:
     @property
     def _waits(self) -> bool:
         """Whether the host has a say inside rounds, so that they run step by step."""
-        on_host = self.verifier.on_host or (self.drafter is not None and self.drafter.on_host)
+        on_host = self.drafter is not None and self.drafter.on_host
         return on_host or bool(self.request.processors) or self.request.confidence or self.ledger is not None
 
     @cached_property

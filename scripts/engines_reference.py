@@ -30,8 +30,9 @@ python -m train.export draft.path=runs/x/draft format=vllm output_dir=exports/x
 writes a trained draft in the form that an engine loads ([how to serve it](../how-to/serving/export.md)). **run**: our
 tests load such folders in the engine, and the tokens that it accepts at each position are those of draftsmith's own
 decoder, one for one. **checked**: the folder follows the engine's source, which was read and not run. A dash: it
-has no such drafts; why, and what to do instead, stands below. A single draft can be refused for more than its form; the
-message says why.
+has no such drafts; why, and what to do instead, stands below. `mtp` is the layer of exaone_moe targets alone: for other
+targets train `eagle3`. `pard` counts as `lm`, `jetspec` as `dflash`. A single draft can be refused for more than its
+form; the message says why.
 """
 HOW = Launch(target="TARGET", draft=Path("FOLDER"), num_draft_tokens=4)
 

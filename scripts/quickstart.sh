@@ -37,7 +37,7 @@ step "report" 300 python -m eval experiment=quickstart_report resume=auto $targe
 show_times
 printf '\nWhat paid for which kind of chat:\n'
 grep -E '^- At T=[^ ]*, by the median' runs/quickstart/report/summary.md
-echo '- The head, mtp, has read 23,000 tokens. More records and steps raise its alpha, and with it every kind that nothing pays for.'
+echo '- The head, mtp, has read 23,000 tokens. More records raise its alpha, and with it every kind that nothing pays for.'
 [ -z "$shipped" ] || echo '- The head that comes along, shipped, has read 7,700,000; both is that one and the lookup.'
 printf '\nThe report: runs/quickstart/report/index.html (figures in results.json, a summary in summary.md)\n'
 printf '\nNext: source .venv/bin/activate, and docs/tutorial.md, from step 5 on with what lies in runs/quickstart.\n'

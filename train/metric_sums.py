@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
+
+from decode.common.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,26 @@ class Sums:
             "confidence_loss": (self.confidence_loss, self.confidence_count),
         }
         return {name: total / count if count else None for name, (total, count) in pairs.items()}
+
+    @property
+    def rule(self) -> str:
+        """What `score` compares, in words for the model card."""
+        return "highest validation tau estimate" if self.tau_count else "lowest validation loss"
+
+    def score(self) -> float:
+        """By which of two validations the checkpoint is kept, larger is better: the tau estimate where p is known, else
+        minus the loss; -inf where that is NaN. RunError where nothing was counted.
+
+        Loss and acceptance part ways: an EAGLE-3 run peaked in accepted length at epoch 4.6 while its loss kept falling
+        (DeepSpec issue 84).
+        """
+        means = self.means()
+        value = means["tau"]
+        if value is None:
+            if means["loss"] is None:
+                raise RunError(
+                    "the validation counted no token: none of its rows has one that this draft learns to draft. Use a "
+                    "longer sequence_length, more validation_rows, or a smaller window or draft.head.depth"
+                )
+            value = -means["loss"]
+        return -math.inf if math.isnan(value) else value  # nothing is larger than NaN: kept once, it would stay

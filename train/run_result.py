@@ -16,7 +16,6 @@ from decode.drafters.base import Batch
 from decode.models.fingerprint import weights_fingerprint
 from decode.models.output_head import Ends
 from distill.objectives.scoring import MOST_ROWS
-from train.best_score import rule
 from train.checkpoints.state import TrainState
 from train.config import TrainConfig
 from train.drafts.blueprint import TrainableDraft
@@ -73,7 +72,7 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
     """What was measured of the kept weights."""
     return {
         "step": state.best_step,
-        "rule": rule(state.best),
+        "rule": state.best.rule,
         **state.best.means(),
         "validation_tokens": int(state.best.tokens),
         "tokens": state.tokens,

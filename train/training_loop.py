@@ -17,7 +17,6 @@ from decode.common.progress import get_logger, progress
 from decode.drafters.base import Batch
 from decode.models.output_head import Ends
 from decode.models.structure import decoder_of
-from train import best_score as selection
 from train.batches import PADDING, PackedSource, StepReader
 from train.checkpoints.run_checkpoints import Checkpoints
 from train.checkpoints.state import TrainState
@@ -236,7 +235,7 @@ class TrainingLoop:
             self.state.switched_at, loss.warm_up = step, None
 
     def _keep_if_best(self, sums: Sums) -> None:
-        score = selection.score(sums)
+        score = sums.score()
         if self.state.best_score is None or score > self.state.best_score:
             self.state.best_step, self.state.best_score, self.state.best = self.state.step, score, sums
             weights = whole_weights(self.accelerator, self.compute.module)

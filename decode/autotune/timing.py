@@ -17,12 +17,10 @@ from decode.drafters.base import Context, Drafter
 from decode.forward.kept.lease import Lease
 from decode.forward.runner import captured_at_once
 from decode.forward.target import CachedModel, Part, runner_for
-from decode.requests import Request
 from decode.sampling.noise import Noise
 from decode.sampling.warp import Sampling
 from decode.trees.tree import Tree
-from decode.trees.tree_plans import Shape, chain
-from decode.verify import VERIFIERS
+from decode.trees.tree_plans import chain
 
 Name = TypeVar("Name")
 
@@ -53,17 +51,16 @@ def measure(
     """Time t_target(n) for each n of `num_tokens`, and t_draft, interleaved so that drift of the machine hits all
     alike."""
     capacity = max(1, context) + max(num_tokens)
-    in_a_row = chain(max(1, max(num_tokens) - 1))
     lease = Lease()
     target = warmed(model, drafter, context, capacity, batch_size, lease)
     arms: dict[int, Callable[[], object]] = {n: target_pass(target, n, context, batch_size) for n in num_tokens}
     drafted = 1
     if drafter is not None:
         drafter = lease.own(drafter)
-        wanted = _context(target, Request([], 1, Sampling(temperature=0)), context, capacity, batch_size, lease)
+        wanted = _context(target, context, capacity, batch_size, lease)
         drafter.start(wanted, capacity)
         drafter.read(wanted, dict.fromkeys(range(batch_size), context))
-        propose = _proposal(drafter, Request([], 1, wanted.sampling), wanted, in_a_row)
+        propose = _proposal(drafter, replace(wanted, shape=chain(max(1, max(num_tokens) - 1))))
         arms[0] = propose
         drafted = max(1, propose().max_depth)  # a head drafts as many as it has, whatever it is asked for
     seconds = interleaved(arms, repeats, target.device)
@@ -72,10 +69,8 @@ def measure(
     return Costs(context, batch_size, draft, medians)
 
 
-def _context(
-    target: CachedModel, request: Request, context: int, capacity: int, batch_size: int, lease: Lease
-) -> Context:
-    """Rows of `context` tokens whose round is proposed again and again."""
+def _context(target: CachedModel, context: int, capacity: int, batch_size: int, lease: Lease) -> Context:
+    """Rows of `context` tokens whose greedy round is proposed again and again."""
     ids = _text(target, batch_size, 0, capacity)
     length = max(1, context)
     return Context(
@@ -83,24 +78,21 @@ def _context(
         lengths=torch.full((batch_size,), length, device=target.device),
         shortest=length,
         longest=length,
-        sampling=request.sampling.apart(),
-        temperature=torch.tensor([request.sampling.temperature], dtype=torch.float64, device=target.device),
+        sampling=Sampling(temperature=0).apart(),
+        temperature=torch.zeros(1, dtype=torch.float64, device=target.device),
         shape=chain(1),
-        noise=Noise.of(request.seed, list(range(batch_size)), target.config.vocab_size, target.device),
-        shares_noise=VERIFIERS[request.verifier].shares_noise,
+        noise=Noise.of(0, list(range(batch_size)), target.config.vocab_size, target.device),
+        shares_noise=True,
         features=target.features,
         target=target,
         lease=lease,
     )
 
 
-def _proposal(drafter: Drafter, request: Request, wanted: Context, plan: Shape) -> Callable[[], Tree]:
+def _proposal(drafter: Drafter, asked: Context) -> Callable[[], Tree]:
     """The draft's part of a greedy round, which reads no noise."""
-    drawn = VERIFIERS[request.verifier].drawn(plan, request.replacement)
-    assert drawn is not None, (request.verifier, plan)
 
     def propose() -> Tree:
-        asked = replace(wanted, shape=plan, drawn=drawn)
         if drafter.prepare(asked) is None:  # nothing to go by, here where the text is of one token
             return Tree(asked.ids.gather(1, asked.lengths[:, None] - 1), (-1,))
         return drafter.propose(asked)

@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -90,3 +92,19 @@ def progress(total: int | None, unit: str, label: str, initial: int = 0) -> Prog
         ncols=None if is_terminal else 110,
         disable=not is_main_process(),
     )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers neither lists weights nor warns nor shows progress inside the block."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, shows = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if shows:
+            hf_logging.enable_progress_bar()

@@ -13,8 +13,8 @@ is chosen; published trainers add a loss of U to one of the k scores (speculator
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from decode.common.typed_config import require
-from decode.drafters.base import Batch, Step
 from decode.drafters.block_layers import BlockLayer, ConvolvedLayer
 from decode.drafters.dspark import DSparkConfig, DSparkDraft
 from decode.drafters.head_config import Few
@@ -89,6 +88,7 @@ class DFlash2Draft(DSparkDraft):
     """Both faces; what is known of the token before is A[token] * H h, which the slot's own state tells too."""
 
     config: DFlash2Config
+    picks = True
 
     def new_layer(self) -> BlockLayer:
         """With convolutions."""
@@ -113,10 +113,6 @@ class DFlash2Draft(DSparkDraft):
         """The logits, those of the candidates with what the selector adds."""
         found, match = self._candidates(logits, known)
         return logits.to(match.dtype).scatter_add(-1, found.indices, match)
-
-    def unroll(self, batch: Batch) -> Iterator[Step]:
-        """DSpark's steps."""
-        return (replace(step, drafts_by=self.picked) for step in super().unroll(batch))
 
     def drafted(self, logits: Tensor, known: Tensor) -> Tensor:
         """The scores of the candidates, and -inf for all other tokens."""

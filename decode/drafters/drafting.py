@@ -248,12 +248,7 @@ class ChainPass(nn.Module):
         super().__init__()
         self.unit, self.k, self.sampling, self.num_draws = unit, k, sampling, num_draws
         self.drawn: Drawn = drawn
-        self.foresees = foresees
-
-    @property
-    def written(self) -> tuple[Tensor, ...]:
-        """As `Unit` has it."""
-        return self.unit.written
+        self.foresees, self.written = foresees, unit.written
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """temperature (1,), noise (B, k, V) unless the draws are argmaxes, then the inputs of the unit."""

@@ -122,6 +122,8 @@ class DSparkDraft(HeadDraft):
     behind them for one round."""
 
     config: DSparkConfig
+    picks = False
+    """Whether fewer tokens are drafted than are learned, by `picked`."""
 
     def __init__(self, config: DSparkConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
@@ -201,7 +203,7 @@ class DSparkDraft(HeadDraft):
         return logits + self.markov_out(known).to(logits.device)
 
     def picked(self, hidden: Tensor) -> Tensor:
-        """What is drafted by, of families that draft fewer tokens than they learn: hidden as `head` takes it."""
+        """What is drafted by where the family `picks`: hidden as `head` takes it."""
         states, known = hidden.split([self.config.hidden_size, self.config.num_known], -1)
         return self.drafted(self.unbiased(states), known)
 
@@ -226,8 +228,8 @@ class DSparkDraft(HeadDraft):
             hidden = joined[:, :, drafted]
             confidence = self.confidence_head(hidden)[..., 0] if config.confidence else None
             rows, valid = blocks.rows[..., drafted], blocks.valid[..., drafted]
-            weights = self.head_weights
-            yield Step(hidden, self.head, rows, valid, self.vocab, confidence, weights, begins_everywhere=False)
+            more = (confidence, self.head_weights, self.picked if self.picks else None)
+            yield Step(hidden, self.head, rows, valid, self.vocab, *more, begins_everywhere=False)
 
     # decoding face
 

@@ -15,7 +15,7 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step, judged
 from decode.drafters.head_config import HeadConfig
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import Extend, Slots
+from decode.drafters.layers import Slots
 from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
 from decode.forward.resume import refuse_inseparable
 from decode.models.describe import ModelDescription
@@ -130,9 +130,6 @@ class ExitAdapter(HeadDraft):
     def _drafter(self) -> EarlyExitDrafter:
         assert self._exit is not None
         return self._exit
-
-    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """Nothing is kept beside the target's cache."""
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> NoReturn:
         """Never asked for: `propose` makes the target's passes."""

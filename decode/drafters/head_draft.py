@@ -143,9 +143,9 @@ class HeadDraft(nn.Module, Drafter):
 
     # decoding face
 
-    @abstractmethod
     def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d)."""
+        """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d); by itself
+        nothing is kept of them."""
 
     @abstractmethod
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:

@@ -12,8 +12,8 @@ the text that was no candidate of its slot a lattice has no scores, and DFlash's
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor
 
 from decode.common.typed_config import require
 from decode.drafters.anchored_blocks import Blocks
-from decode.drafters.base import Batch, Step
 from decode.drafters.block_layers import BlockLayer, ConvolvedLayer
 from decode.drafters.candidate_lattice import CandidateLattice, Scores
 from decode.drafters.dspark import DSparkConfig, DSparkDraft, Told
@@ -103,6 +102,7 @@ class LiLiCorrDraft(DSparkDraft):
     """Both faces; what is known of the token before are the scores of the slot's candidates behind it."""
 
     config: LiLiCorrConfig
+    picks = True
 
     def __init__(self, config: LiLiCorrConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
@@ -162,10 +162,6 @@ class LiLiCorrDraft(DSparkDraft):
         return rows, own, scores, (scores != 0).any(-1, keepdim=True)
 
     # training face
-
-    def unroll(self, batch: Batch) -> Iterator[Step]:
-        """DSpark's steps."""
-        return (replace(step, drafts_by=self.picked) for step in super().unroll(batch))
 
     def joined(self, states: Tensor, blocks: Blocks, context: Tensor) -> Tensor:
         """States (B, M, N, d) with the scores behind the text's tokens; a block at the beginning of a document has no

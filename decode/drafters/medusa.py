@@ -15,7 +15,7 @@ from decode.drafters.base import Batch, Step, judged
 from decode.drafters.drafting import AtOnce, Steps
 from decode.drafters.head_config import Few, HeadConfig
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import Extend, Slots
+from decode.drafters.layers import Slots
 from decode.models.output_head import Ends
 
 
@@ -110,9 +110,6 @@ class MedusaDraft(HeadDraft):
                 self.vocab,
                 head_weights=tuple(self.lm_heads[index].parameters()) if self.config.own_heads else (),
             )
-
-    def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """Nothing is kept of earlier slots."""
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
         """The passes of one round."""

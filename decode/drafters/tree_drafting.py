@@ -115,11 +115,7 @@ class TreePass(nn.Module):
     def __init__(self, unit: Unit, shape: Shape, sampling: Sampling, num_given: int) -> None:
         super().__init__()
         self.unit, self.shape, self.sampling, self.num_given = unit, shape, sampling, num_given
-
-    @property
-    def written(self) -> tuple[Tensor, ...]:
-        """As `Unit` has it."""
-        return self.unit.written
+        self.written = unit.written
 
     def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
         """pending (B, 1), temperature (1,), gumbel (B, D + 1, V) where it is shared, then the inputs of the unit."""

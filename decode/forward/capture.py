@@ -9,8 +9,7 @@ tokens and at another place before it is used."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.utils import logging as hf_logging
 
+from decode.common.progress import quiet
 from decode.forward.agreement import alike, alike_but_for_near_ties, near, precision_of, shadow, the_other_way
 from decode.forward.packed_linear import Packed
 
@@ -96,7 +95,7 @@ def capture(
     devices = {str(one.device) for one in module.parameters()}
     if len(devices) > 1:
         raise Uncapturable(f"the weights lie on several devices ({', '.join(sorted(devices))})")
-    with torch.inference_mode(mode=False), torch.no_grad(), _quiet():
+    with torch.inference_mode(mode=False), torch.no_grad(), quiet(), warnings.catch_warnings(action="ignore"):
         inputs, moved = _copied(inputs), _copied(moved)
         try:
             _refuse_host_reads(module, moved)
@@ -159,19 +158,6 @@ def _agrees_unpacked(have: tuple[Tensor, ...], module: nn.Module, inputs: tuple[
     if inputs[0].is_cuda or not all(one.is_floating_point() for one in have):
         return True
     return all(near(one, other) for one, other in zip(have, module(*inputs), strict=True))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Tracing warns of what is constant on purpose, and reads every property, of which `loss_function` warns."""
-    verbosity = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
 
 
 WARM_UP = 3  # calls: the first ones specialise the graph to the shapes

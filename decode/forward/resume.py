@@ -52,11 +52,7 @@ class LowerPass(HalfPass):
     def __init__(self, whole: NodePass, num_lower: int, adapter: nn.Module | None = None) -> None:
         super().__init__(whole, num_lower)
         self.adapter = adapter
-
-    @property
-    def written(self) -> tuple[Tensor, ...]:
-        """The hidden states."""
-        return () if self.states is None else (self.states,)
+        self.written = () if self.states is None else (self.states,)
 
     def _over(self, *given: Tensor) -> tuple[Tensor]:
         return (self.read_lower(self.model, *given, adapter=self.adapter).logits,)

@@ -42,11 +42,8 @@ class NodePass(nn.Module):
         self.held = held
         self.attention = short_way(model, len(held))
         self.last_position = (longest_context(model.config) or cache.capacity) - 1
-
-    @property
-    def written(self) -> tuple[Tensor, ...]:
+        self.written: tuple[Tensor, ...] = ()
         """What a capture of this pass alone writes, besides keys and values, and does not read again."""
-        return ()
 
     def forward(self, tokens: Tensor, starts: Tensor, depths: Tensor, above: Tensor) -> tuple[Tensor]:
         """tokens (B, W), starts (B, 1): committed tokens per row, depths (B, W), above (B, W, M) bool: ancestors.
@@ -103,12 +100,7 @@ class StraightPass(nn.Module):
 
     def __init__(self, node_pass: NodePass) -> None:
         super().__init__()
-        self.node_pass = node_pass
-
-    @property
-    def written(self) -> tuple[Tensor, ...]:
-        """As `NodePass.written`."""
-        return self.node_pass.written
+        self.node_pass, self.written = node_pass, node_pass.written
 
     def forward(self, tokens: Tensor, starts: Tensor) -> tuple[Tensor]:
         """tokens (B, W), starts (B, 1) -> logits (B, W, V)."""

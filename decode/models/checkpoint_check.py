@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging as hf_logging
 
 from decode.common.errors import InputError
-from decode.common.progress import get_logger
+from decode.common.progress import get_logger, quiet
 from decode.models.quantisation.quantiser import refuse_missing_scales
 
 if TYPE_CHECKING:
@@ -104,20 +102,6 @@ def own_draft_layers(names: Collection[str]) -> tuple[str, ...]:
     `decode.drafters.mtp` reads them."""
     found = {match[0] for match in map(OWN_DRAFT.match, names) if match}
     return tuple(one for one in found if "mtp" in one or any(one + part in names for part in OWN_DRAFT_PARTS))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """transformers neither lists weights nor shows progress inside the block."""
-    verbosity, shows = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if shows:
-            hf_logging.enable_progress_bar()
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from decode.common.environment import resolve_device
+from decode.common.progress import quiet
 from decode.config import ModelConfig
-from decode.models.checkpoint_check import check_report, quiet
+from decode.models.checkpoint_check import check_report
 from decode.models.compatibility import attention_of
 from decode.models.describe import describe_model
 from decode.models.output_head import Ends, ends_of

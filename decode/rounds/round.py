@@ -43,8 +43,6 @@ class Outcome(NamedTuple):
 
     state: State
     """Of the next round."""
-    counts: Tensor
-    """(B,) int64 tokens that each row grew by, cut at its end; 0 of finished ones."""
     report: Tensor
     """(B, 2 + D + 1) int64 for the host, in one read: draft tokens accepted, levels drafted, and the tokens: the
     accepted ones, then the correction or bonus; the rest is undefined."""
@@ -91,7 +89,7 @@ class Round(nn.Module):
         """The tensors of a state -> those of an `Outcome`, one after another (`outcome`)."""
         found = self.decided(State(*state))
         distance = () if found.distance is None else (found.distance,)
-        return (*found.state, found.counts, found.report, *distance)
+        return (*found.state, found.report, *distance)
 
     def decided(self, state: State) -> Outcome:
         """The round itself."""
@@ -100,7 +98,7 @@ class Round(nn.Module):
         logits, passenger_logits = split_passengers(self._logits(tree, state), tree)
         verdict = self._verdict(tree, logits, context, state)
         self.target.commit(state.starts, verdict.path, tree.is_chain)
-        after, counts = state.after(verdict)
+        after = state.after(verdict)
         if tree.passengers is not None:
             after = after._replace(
                 passenger_logits=passenger_logits.to(state.passenger_logits.dtype),
@@ -108,7 +106,7 @@ class Round(nn.Module):
             )
         drafted = torch.full_like(verdict.num_accepted, tree.max_depth)
         report = torch.cat([verdict.num_accepted[:, None], drafted[:, None], verdict.tokens], 1)
-        return Outcome(after, counts, report, verdict.distance)
+        return Outcome(after, report, verdict.distance)
 
     def _context(self, state: State) -> Context:
         """`wanted`, of this state."""
@@ -157,5 +155,5 @@ class Round(nn.Module):
 def outcome(tensors: tuple[Tensor, ...]) -> Outcome:
     """What `Round.forward` returned, by name."""
     count = len(State._fields)
-    counts, report, *distance = tensors[count:]
-    return Outcome(State(*tensors[:count]), counts, report, distance[0] if distance else None)
+    report, *distance = tensors[count:]
+    return Outcome(State(*tensors[:count]), report, distance[0] if distance else None)

@@ -84,9 +84,9 @@ class State(NamedTuple):
         past the slots that passes look at."""
         self.lengths[row], self.finished[row] = length, True
 
-    def after(self, verdict: Verdict) -> tuple[State, Tensor]:
-        """The state of the next round, and the number of tokens (B,) that each row grew by: those of the verdict up to
-        the end of the text or of the room. What lies behind in `ids` is written over later."""
+    def after(self, verdict: Verdict) -> State:
+        """The state of the next round: rows grow by the tokens of the verdict up to the end of the text or of the room.
+        What lies behind in `ids` is written over later."""
         tokens, accepted = verdict.tokens, verdict.num_accepted
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         ends_here = (tokens[..., None] == self.end_ids).any(-1) & (steps <= accepted[:, None])
@@ -100,7 +100,7 @@ class State(NamedTuple):
             lengths=lengths,
             finished=self.finished | (first_end < counts) | (lengths >= self.ends),
             round_index=self.round_index + 1,
-        ), counts
+        )
 
     def moved(self, vocab_size: int) -> State:
         """Another state of the same shapes, whose rows are a token longer: where a captured round has baked a value in,

@@ -16,11 +16,11 @@ equals it is accepted (Gumbel coupling; Daliri, Musco and Suresh 2024 bound its 
 from decode.verify.block import Block
 from decode.verify.rejection import Rejection
 from decode.verify.typical import Typical
-from decode.verify.verdict import Coupled, Greedy, Verifier
+from decode.verify.verdict import Coupled, Verifier
 
 VERIFIERS: dict[str, Verifier] = {
     "coupled": Coupled(),
-    "greedy": Greedy(),
+    "greedy": Coupled(),
     "rejection": Rejection(),
     "block": Block(),
     "typical": Typical(),

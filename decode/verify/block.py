@@ -31,7 +31,6 @@ class Block:
     """Chains."""
 
     shares_noise = False
-    on_host = False
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains, independently."""

@@ -27,7 +27,6 @@ class Rejection:
     """The best acceptance of one sampled token: 1 - TV(p, q); siblings get what is left."""
 
     shares_noise = False
-    on_host = False
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains and, with `replacement`, trees are drawn independently from q, other static trees without

@@ -27,7 +27,6 @@ class Typical:
     """More tokens stand, and the text is no longer the target's."""
 
     shares_noise = False
-    on_host = False
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Chains from q, trees of the likeliest tokens."""

@@ -64,8 +64,6 @@ class Verifier(Protocol):
     """A rule. `shares_noise`: drafts may be drawn with the coupled noise of the verdict."""
 
     shares_noise: bool
-    on_host: bool
-    """Whether it looks at values of tensors: rounds are then not captured."""
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """How children must be drawn for this plan; None where the rule has no exact way (`SamplingConfig` says why to
@@ -106,7 +104,6 @@ class Coupled:
     """Accept the child that equals the token which autoregressive sampling with the same noise would emit."""
 
     shares_noise = True
-    on_host = False
 
     def drawn(self, shape: Shape, replacement: bool) -> Drawn | None:
         """Any tree will do, drawn in any way: the draft's best by the shared noise, which differ."""
@@ -118,10 +115,6 @@ class Coupled:
             return follow(question.tree, question.scores, lambda rows, depths: rows.argmax(-1))
         # normalising log p would shift all scores alike
         return follow(question.tree, question.scores, lambda rows, depths: (rows + gumbel[:, depths]).argmax(-1))
-
-
-class Greedy(Coupled):
-    """Coupled at temperature 0, where there is no noise."""
 
 
 def stopped(tree: Tree, path: Tensor, accepted: Tensor, last: Tensor) -> Verdict:

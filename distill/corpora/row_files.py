@@ -99,7 +99,7 @@ def _array(stream: BufferedIOBase, file: Path, config: DataConfig) -> Iterator[D
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: {NOT_UTF8} ({error.reason})") from error
     number, place = 0, text.index("[") + 1
-    while not text.startswith("]", place := _behind(_BETWEEN, text, place)):
+    while not text.startswith("]", place := _BETWEEN.match(text, place).end()):  # type: ignore[union-attr]
         number += 1
         try:
             row, place = _DECODER.raw_decode(text, place)
@@ -108,11 +108,6 @@ def _array(stream: BufferedIOBase, file: Path, config: DataConfig) -> Iterator[D
         yield from or_bad(_row_document(row, f"{file}, row {number}", f"{file.name}:{number}", config))
     if text[place + 1 :].strip():
         raise _broken(file, number + 1, "more text behind the end of the array")
-
-
-def _behind(pattern: re.Pattern[str], text: str, place: int) -> int:
-    found = pattern.match(text, place)
-    return place if found is None else found.end()
 
 
 def _broken(file: Path, number: int, error: str) -> InputError:

@@ -81,16 +81,6 @@ def names(text: str) -> list[str]:
     return list(dict.fromkeys(_NAME.findall(text)))
 
 
-def occurrences(text: str, name: str) -> int:
-    """How often `name` stands in `text` as a whole word."""
-    return len(re.findall(rf"\b{re.escape(name)}\b", text))
-
-
-def renamed(text: str, old: str, new: str) -> str:
-    """`text` with the whole word `old` replaced by `new`."""
-    return re.sub(rf"\b{re.escape(old)}\b", lambda _: new, text)
-
-
 Parts = tuple[str, str]
 """A prompt, and its answer."""
 LINES_QUOTED = 3
@@ -126,27 +116,22 @@ def tasks_of(file: Document) -> Iterator[Task]:
 
 def _made(kind: TaskKind, piece: str, elsewhere: list[str], rng: random.Random) -> Parts | None:
     if kind == "edit":
-        return edit(piece, elsewhere, rng)
+        return rng.choice((rename, insertion))(piece, elsewhere, rng)
     if kind == "answer":
         return quotation(piece, rng)
     return log(names(piece), rng)
-
-
-def edit(piece: str, others: list[str], rng: random.Random) -> Parts | None:
-    """An edit of `piece`, by a name or a line of elsewhere in the file; None where there is nothing to edit."""
-    make = rng.choice((rename, insertion))
-    return make(piece, others, rng)
 
 
 def rename(piece: str, others: list[str], rng: random.Random) -> Parts | None:
     """`# rename OLD to NEW:`, with the piece above it and the renamed piece below."""
     here = names(piece)
     new = [name for other in others for name in names(other) if name not in here]
-    old = [name for name in here if occurrences(piece, name) > 1] or here
+    old = [name for name in here if len(re.findall(rf"\b{re.escape(name)}\b", piece)) > 1] or here
     if not old or not new:
         return None
     before, after = rng.choice(old), rng.choice(new)
-    return f"# text\n{piece}\n# rename {before} to {after}:", "\n" + renamed(piece, before, after)
+    renamed = re.sub(rf"\b{re.escape(before)}\b", lambda _: after, piece)
+    return f"# text\n{piece}\n# rename {before} to {after}:", "\n" + renamed
 
 
 def insertion(piece: str, others: list[str], rng: random.Random) -> Parts | None:

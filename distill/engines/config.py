@@ -65,13 +65,12 @@ class TargetConfig(ModelConfig):
             "target.dtype=float64 and target.runtime=vllm, whose kernels have no float64; use float32, or "
             "target.runtime=transformers",
         )
-        for name in ("device", "device_map", "attn_implementation", "trust_remote_code", "allow_missing"):
-            value, usual = getattr(self, name), getattr(ModelConfig, name)
-            require(
-                value == usual,
-                f"target.{name}={value} says how transformers loads a model, and target.runtime=vllm would ignore it; "
-                "leave it out, or use target.runtime=transformers",
-            )
+        _refuse(
+            self,
+            ("device", "device_map", "attn_implementation", "trust_remote_code", "allow_missing"),
+            "says how transformers loads a model, and target.runtime=vllm would ignore it; leave it out, or use "
+            "target.runtime=transformers",
+        )
 
 
 def _check_engine_settings(target: TargetConfig) -> None:

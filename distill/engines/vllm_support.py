@@ -48,6 +48,20 @@ def check_target(target: ModelDescription) -> None:
         )
 
 
+def check_rope(target: ModelDescription, most: int) -> None:
+    """Raise InputError where vLLM, started for texts of `most` tokens, rotates them otherwise than transformers does:
+    with dynamic scaling always, with longrope's long factors where `most` is beyond the length of its short ones, which
+    transformers takes for each text by its own length (vLLM 0.32, layers/rotary_embedding)."""
+    rope = getattr(target.config.get_text_config(), "rope_parameters", None) or {}
+    kind, room = rope.get("rope_type"), target.max_positions
+    if kind == "dynamic" or (kind == "longrope" and most > room):
+        raise InputError(
+            f"target.path={target.path} has rope_type={kind}, which vLLM applies otherwise than transformers to texts "
+            + ("of any length" if kind == "dynamic" else f"of {most} tokens; start it for {room} at most")
+            + f", or {OTHERWISE}"
+        )
+
+
 def check_plain_ends(target: ModelDescription) -> None:
     """Raise InputError for a quantised folder whose output head or last norm are packed as well: p is made of them
     here. Most leave both alone; those of a hub id are judged once they are read."""

@@ -49,7 +49,8 @@ class Told:
 def check_server(server: OpenAiServer, needs: Needs) -> Told:
     """All of it; leaves in `server` which fields it takes."""
     with refusing(), _naming_the_key(needs.target):
-        check_room(server, needs)
+        if server.max_model_len is not None:
+            check_length(server.url, server.max_model_len, needs.longest)
         answer = check_ids(server, needs)
         check_tokenizer(server, needs)
         log_p = told_log_p(server, needs.probe)
@@ -67,12 +68,6 @@ def _naming_the_key(target: TargetConfig) -> Iterator[None]:
         if error.status in (401, 403):
             raise ConfigError(refused_key(target, error)) from error
         raise
-
-
-def check_room(server: OpenAiServer, needs: Needs) -> None:
-    """Texts of the run fit, as far as the server says how long they may be."""
-    if server.max_model_len is not None:
-        check_length(server.url, server.max_model_len, needs.longest)
 
 
 def check_ids(server: OpenAiServer, needs: Needs) -> Answer | None:
@@ -122,7 +117,7 @@ def _asked_as_it_takes(server: OpenAiServer, needs: Needs) -> Answer:
 def check_tokenizer(server: OpenAiServer, needs: Needs) -> None:
     """The server cuts fixed texts into the target's tokens, or, where it does not show its cuts, into as many."""
     try:
-        check_tokens(server, needs.tokenizer, str(needs.target.path))
+        check_tokens(server.url, server.model, server.tokenize, needs.tokenizer, str(needs.target.path))
     except RefusedError as error:
         if error.status not in NOT_TAKEN:
             raise

@@ -108,19 +108,14 @@ class OpenAiServer:
     def check_same(self, probe: list[int], before: list[float] | None) -> None:
         """Raise RunError where it is another one than when `before` was told: nothing of other weights gets into the
         records. One that tells no log-probabilities is known by its model's name alone."""
-        self.check_listed()
-        if before is None:
-            return
-        check_weights(self.url, list(chain(*self.likeliest(probe_prompts(probe)))), before, "unknown")
-
-    def check_listed(self) -> None:
-        """Raise RunError where it serves this model no longer."""
         names = [one.get("id") for one in self.client.ask("/v1/models").get("data") or []]
         if self.model not in names:
             raise RunError(
                 f"the server at {self.url} served {self.model} when this run started, and now serves {names}. Serve "
                 "the first model again and give resume=auto, or use another folder"
             )
+        if before is not None:
+            check_weights(self.url, list(chain(*self.likeliest(probe_prompts(probe)))), before, "unknown")
 
 
 def probe_prompts(probe: list[int]) -> list[list[int]]:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError, RunError
-
-
-class Tokenizing(Protocol):
-    """A server that tells the tokens of a text."""
-
-    url: str
-    model: str
-
-    def tokenize(self, text: str) -> list[int]:
-        """Without special tokens."""
-        ...
-
 
 TEXTS = (
     "Each answer is checked against the first one: 3.14, 2,718 and 10^6 of them.",
@@ -76,14 +63,16 @@ def check_length(url: str, most: int, longest: int) -> None:
         )
 
 
-def check_tokens(server: Tokenizing, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Raise ConfigError where the server's tokenizer is another one."""
+def check_tokens(
+    url: str, model: str, tokenize: Callable[[str], list[int]], tokenizer: PreTrainedTokenizerBase, path: str
+) -> None:
+    """Raise ConfigError where the server cuts a text, without special tokens, into others than `tokenizer` does."""
     for text in TEXTS:
-        ours, theirs = tokenizer.encode(text, add_special_tokens=False), server.tokenize(text)
+        ours, theirs = tokenizer.encode(text, add_special_tokens=False), tokenize(text)
         if ours != theirs:
             place = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
             raise ConfigError(
-                f"the server at {server.url} serves {server.model}, which cuts {text[:20]!r}... into other tokens "
+                f"the server at {url} serves {model}, which cuts {text[:20]!r}... into other tokens "
                 f"than target.path={path}: {theirs[place : place + 3]}, not {ours[place : place + 3]}, from token "
                 f"{place} on. Start it with this model, or name its folder"
             )

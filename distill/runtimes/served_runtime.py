@@ -15,7 +15,7 @@ from decode.models.describe import ModelDescription
 from distill.config import DistillConfig
 from distill.engines.http_client import refusing
 from distill.engines.vllm_command import states_command
-from distill.engines.vllm_support import check_target
+from distill.engines.vllm_support import check_rope, check_target
 from distill.records.record_manifest import RecordedRuntime
 from distill.runtimes.engine_runtime import EnginePasses, EngineRuntime, bytes_of_states
 from distill.runtimes.probe import check_length, check_tokens, check_weights, probe_ids
@@ -102,9 +102,10 @@ def check_servers(runtime: ServedRuntime) -> None:
     assert tokenizer is not None
     with refusing():
         for server in runtime.servers:
-            check_tokens(server, tokenizer, runtime.target.path)
+            check_tokens(server.url, server.model, server.tokenize, tokenizer, runtime.target.path)
             # a token is sampled behind each text of the reader, and thrown away
             check_length(server.url, server.max_model_len, runtime.longest + (server is runtime.reader))
+            check_rope(runtime.target, server.max_model_len)
         check_states(runtime)
         runtime.remember()
         if runtime.config.responses == "target":

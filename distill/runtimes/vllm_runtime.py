@@ -20,6 +20,7 @@ from distill.engines.vllm_support import (
     OTHERWISE,
     check_alone,
     check_draft,
+    check_rope,
     check_sizes,
     check_target,
     devices,
@@ -57,6 +58,7 @@ class VllmRuntime(EngineRuntime):
 
     def prepare(self, longest: int) -> None:
         super().prepare(longest)
+        check_rope(self.target, longest + 1)
         kept = self.config.records.features.layers
         free_disk_check(self.config.output_dir, bytes_of_states(self, kept))
 

@@ -46,10 +46,6 @@ class Point:
         """For files and messages."""
         return f"batch{self.batch_size}-T{self.temperature:g}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """For results.json."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -73,10 +69,6 @@ class Cell:
     def words(self) -> str:
         """For pages."""
         return f"batch {self.batch_size}, T={self.temperature:g}, {self.text}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For results.json."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -153,7 +145,7 @@ def tried_settings(
         for family, settings in families.items()
     }
     return {
-        **at.as_dict(),
+        **asdict(at),
         "best": {family: fastest(of) for family, of in speeds.items()},
         "tokens_per_s": speeds,
         "seconds_per_token": {
@@ -224,7 +216,7 @@ class CellRun:
             for one in drafted
         ]
         return {
-            **cell.as_dict(),
+            **asdict(cell),
             "prompts": len(prompts),
             "mean_tokens": sum(len(prompt.ids) for prompt in prompts) / len(prompts),
             "dtype": self.dtype,

@@ -42,7 +42,7 @@ def with_answers(
     """The prompts and, for conversations, their later turns, each after the answers that the target gave before it."""
     conversations = [[prompt] for prompt in prompts]
     while waiting := [turns for turns in conversations if turns[-1].later]:
-        answer = _alone(cfg, target, cfg.temperatures[0], "answers between turns")
+        answer = alone(cfg, target, cfg.temperatures[0], "answers between turns")
         texts = answer(jobs_for([turns[-1] for turns in waiting], cfg.decode.max_new_tokens))
         for turns, text in zip(waiting, texts, strict=True):
             said = str(tokenizer.decode(list(text.new), skip_special_tokens=True))
@@ -54,7 +54,8 @@ def with_answers(
     return [prompt for turns in conversations for prompt in turns]
 
 
-def _alone(cfg: EvalConfig, target: PreTrainedModel, temperature: float, label: str) -> Generate:
+def alone(cfg: EvalConfig, target: PreTrainedModel, temperature: float, label: str) -> Generate:
+    """What writes texts without a draft."""
     settings = {**settings_at(cfg, temperature), "verifier": "coupled"}
     return generator(target, None, settings, cfg.seed, cfg.lossless.batch_size, label)
 
@@ -82,7 +83,7 @@ def write_alone(
     """What the target writes at this temperature: most of it at the first one."""
     size = cfg.lossless
     jobs = jobs_for(prompts, size.tokens) if is_first else jobs_for(prompts[: size.other_prompts], size.other_tokens)
-    return _alone(cfg, target, temperature, f"target alone at T={temperature:g}")(jobs)
+    return alone(cfg, target, temperature, f"target alone at T={temperature:g}")(jobs)
 
 
 def _shorter(cfg: EvalConfig, texts: Sequence[Text]) -> list[Text]:

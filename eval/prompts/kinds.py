@@ -13,14 +13,14 @@ from decode.common.errors import ConfigError
 from distill.prompts.tokenizer import start_ids
 from eval.comparison_config import OWN
 from eval.config import EvalConfig
-from eval.prompts.held_out import documents_of, enough, held_out_prompts, in_turn
+from eval.prompts.held_out import in_turn
 from eval.prompts.prompt import Prompt
 from eval.prompts.questions import first_turn, questions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from distill.corpora.corpus import Document, Split
+    from distill.corpora.corpus import Document
 
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -55,25 +55,6 @@ def file_prompts(
             )
         found[kind] = TextPrompts(prompts[screening : screening + reported], prompts[:screening])
     return found
-
-
-def corpus_prompts(
-    cfg: EvalConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    is_prose: bool,
-    split: Split,
-    wanted: int,
-    asked_by: str,
-    remedy: str,
-) -> list[Prompt]:
-    """`wanted` prompts of prompts.tokens tokens from a split of cfg.data: windows of its documents, or how docstrings
-    begin; ConfigError where it gives fewer, naming the settings that ask for so many and what to do besides."""
-    documents = documents_of(cfg, tokenizer, split)
-    if is_prose:
-        prompts = prose_prompts(documents, tokenizer, cfg.prompts.tokens, wanted, cfg.seed)
-    else:
-        prompts = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
-    return enough(prompts, wanted, cfg, split, f"{'prose' if is_prose else 'code'}: {asked_by}", f", or {remedy}")
 
 
 def prose_prompts(

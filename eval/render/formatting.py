@@ -217,10 +217,6 @@ def flips(row: Any) -> str:
     return f"{row.dtype_flips} in {row.dtype_tokens_compared:,} ({row.dtype})"
 
 
-def _realised(row: Any) -> str:
-    return with_interval(row.realised, row.realised_ci95)
-
-
 def _part(header: str, whole: str, part: str) -> Column:
     return Column(header, lambda row: milliseconds(getattr(getattr(row, whole), part)))
 
@@ -236,7 +232,7 @@ _FIGURES = (
     estimate("speedup"),
     estimate("whole call", "whole_call_speedup"),
     column("predicted", "predicted_speedup", number),
-    Column("realised", _realised),
+    estimate("realised"),
     column("mismatches", write=thousands),
     column("near-ties", "near_ties", thousands),
     column("in tokens", "tokens_checked", thousands),

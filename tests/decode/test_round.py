@@ -354,13 +354,12 @@ def test_rows_grow_to_the_end_of_the_text_or_of_the_room() -> None:
     assert state.keys.tolist() == [*range(rows)]
     state.finished[::7] = True
     accepted, tokens = random(0, depth + 1, rows), random(0, 12, rows, depth + 1)
-    after, counts = state.after(Verdict(torch.zeros_like(tokens), accepted, tokens))
+    after = state.after(Verdict(torch.zeros_like(tokens), accepted, tokens))
     seen = set()
     for row, prompt in enumerate(prompts):
         want, ended = expected(prompt, ends[row], row % 7 == 0, int(accepted[row]), tokens[row].tolist())
         assert after.ids[row, : len(want)].tolist() == want
         assert (int(after.lengths[row]), bool(after.finished[row])) == (len(want), ended)
-        assert int(counts[row]) == len(want) - len(prompt)
         seen.add((len(want) - len(prompt), ended))
     assert seen >= {(grown, ended) for grown in range(1, depth + 2) for ended in (False, True)} | {(0, True)}
     assert int(after.round_index) == 1
@@ -370,8 +369,12 @@ def test_rows_grow_to_the_end_of_the_text_or_of_the_room() -> None:
 def test_a_text_without_end_tokens_ends_by_length_alone() -> None:
     state = State.of(1, 8, 1.0, (), torch.device("cpu"))
     state.seat([0], [[1, 2]], [5], torch.tensor([0]))
-    after, counts = state.after(Verdict(torch.zeros(1, 5).long(), torch.tensor([4]), torch.tensor([[3, 5, 3, 5, 3]])))
-    assert (after.ids[0, :5].tolist(), counts.tolist(), after.finished.tolist()) == ([1, 2, 3, 5, 3], [3], [True])
+    after = state.after(Verdict(torch.zeros(1, 5).long(), torch.tensor([4]), torch.tensor([[3, 5, 3, 5, 3]])))
+    assert (after.ids[0, :5].tolist(), after.lengths.tolist(), after.finished.tolist()) == (
+        [1, 2, 3, 5, 3],
+        [5],
+        [True],
+    )
 
 
 def test_a_row_that_the_host_has_ended_stays_as_long_as_it_says() -> None:
@@ -379,5 +382,5 @@ def test_a_row_that_the_host_has_ended_stays_as_long_as_it_says() -> None:
     state.seat([0, 1], [[1, 2, 4]] * 2, [12, 12], torch.tensor([0, 1]))
     state.stop(0, 2)
     tokens = torch.tensor([[7, 8, 9]] * 2)
-    after, counts = state.after(Verdict(torch.zeros(2, 3).long(), torch.tensor([2, 2]), tokens))
-    assert (after.lengths.tolist(), counts.tolist(), after.finished.tolist()) == ([2, 6], [0, 3], [True, False])
+    after = state.after(Verdict(torch.zeros(2, 3).long(), torch.tensor([2, 2]), tokens))
+    assert (after.lengths.tolist(), after.finished.tolist()) == ([2, 6], [True, False])

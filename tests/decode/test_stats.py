@@ -96,8 +96,8 @@ def ticking(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     real = timing._proposal
 
-    def proposal(drafter, request, wanted, plan):  # noqa: ANN001, ANN202
-        propose = real(drafter, request, wanted, plan)
+    def proposal(drafter, asked):  # noqa: ANN001, ANN202
+        propose = real(drafter, asked)
 
         def timed():  # noqa: ANN202
             tree = propose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,11 @@ from transformers import AutoModelForCausalLM, Olmo2Config, Olmo2ForCausalLM
 from decode.common.checked_json import read_json
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.typed_config import build
+from decode.config import ModelConfig
 from decode.models.describe import describe_model
 from distill import __main__ as cli
 from distill.config import DistillConfig, ResponseDraftConfig, ResponseSampling, TargetConfig
+from distill.engines.vllm_support import check_rope
 from distill.records.config import FeatureConfig, RecordsConfig
 from distill.responses import OnResponse, Response, ignored
 from distill.runtimes import vllm_runtime
@@ -330,6 +333,25 @@ def olmo2(folder: Path) -> None:
     }
     Olmo2ForCausalLM(Olmo2Config(**shape, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
+
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+ROTATIONS: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 8, "of any length"),
+    (LONG | {"original_max_position_embeddings": 32}, 33, "of 33 tokens; start it for 32 at most"),
+    (LONG | {"original_max_position_embeddings": 32}, 32, None),
+    ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 33, None),
+]
+
+
+@pytest.mark.parametrize(("rope", "most", "told"), ROTATIONS)
+def test_rotations_that_vllm_makes_otherwise_are_refused(
+    tmp_path: Path, rope: dict[str, Any], most: int, told: str | None
+) -> None:
+    changed(save_tiny_target(tmp_path), {"rope_parameters": rope})
+    target = describe_model(ModelConfig(path=str(tmp_path)))
+    with pytest.raises(InputError, match=told) if told else nullcontext():
+        check_rope(target, most)
 
 
 @pytest.mark.parametrize(

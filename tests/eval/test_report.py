@@ -264,7 +264,7 @@ def test_conversations_keep_every_turn_whatever_their_ids(monkeypatch):
     tokenizer = tiny_tokenizer()
     prompts = [first_turn(Question("a#b#c", None, ("x", "y", "z")), tokenizer, max_turns=3) for _ in range(2)]
     answer = Text(0, (), tuple(tokenizer("yes")["input_ids"]))
-    monkeypatch.setattr(quality, "_alone", lambda *_: lambda jobs: [answer] * len(jobs))
+    monkeypatch.setattr(quality, "alone", lambda *_: lambda jobs: [answer] * len(jobs))
     found = quality.with_answers(build(EvalConfig, GOOD), None, tokenizer, prompts)  # type: ignore[arg-type]
     assert [prompt.id for prompt in found] == ["a#b#c", "a#b#c#2", "a#b#c#3"] * 2
 
@@ -276,7 +276,7 @@ def test_a_conversation_ends_where_the_template_refuses_the_answer(monkeypatch):
     tokenizer.chat_template = refusal + "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     prompts = [first_turn(Question(name, None, ("x", "y", "z")), tokenizer, max_turns=3) for name in "ab"]
     answers = [Text(0, (), ()), Text(1, (), tuple(tokenizer("yes")["input_ids"]))]
-    monkeypatch.setattr(quality, "_alone", lambda *_: lambda jobs: answers[-len(jobs) :])
+    monkeypatch.setattr(quality, "alone", lambda *_: lambda jobs: answers[-len(jobs) :])
     found = quality.with_answers(build(EvalConfig, GOOD), None, tokenizer, prompts)  # type: ignore[arg-type]
     assert [prompt.id for prompt in found] == ["a", "b", "b#2", "b#3"]
     assert not found[0].later

@@ -33,7 +33,6 @@ from tests.tiny import tiny_llama
 from tests.train.toy import head_config, metrics, model_config, tiny_config, write_records
 from train import training_inputs
 from train.batches import PADDING, PackedSource
-from train.best_score import score
 from train.drafts.head_blueprint import head_blueprint
 from train.engine import _free_port
 from train.live_target import LiveTarget
@@ -210,7 +209,7 @@ def test_a_validation_of_unlearned_rows_alone_is_refused(
 def test_a_validation_that_counts_nothing_ends_the_run() -> None:
     """What no plan knows: which tokens a family can draft."""
     with pytest.raises(RunError, match="the validation counted no token.*longer sequence_length"):
-        score(Sums(tokens=12.0))
+        Sums(tokens=12.0).score()
 
 
 def test_a_window_longer_than_a_row_is_refused(target: Path, records: Path) -> None:

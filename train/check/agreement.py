@@ -3,7 +3,7 @@ come near to, and where they do not, the engine reads the folder otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -127,15 +127,20 @@ def _of_model(subject: Subject, texts: Tensor) -> Rounds:
 def _rounds(drafted: Tensor, texts: Tensor, places: Tensor) -> Rounds:
     """drafted (B, S, N) tokens of S steps at places (N,) of texts (B, T). A draft is fed the target's tokens, which
     are its own as far as those are accepted."""
-    steps = drafted.shape[1]
-    wanted = torch.stack([texts[:, places + 1 + step] for step in range(steps)], 1)
-    right = (drafted == wanted).long().cumprod(1).sum(1)  # (B, N) accepted at each place
-    rounds, accepted = 0, [0] * steps
-    for row in right.tolist():
-        place = 0
-        while place < len(row):
-            rounds += 1
-            for step in range(row[place]):
-                accepted[step] += 1
-            place += row[place] + 1
-    return Rounds(rounds, tuple(accepted))
+    each = [n for some, ids in zip(drafted, texts, strict=True) for n in rounds_of(accepted(some, ids, places))]
+    return Rounds(len(each), tuple(sum(n > step for n in each) for step in range(drafted.shape[1])))
+
+
+def accepted(drafted: Tensor, ids: Tensor, places: Tensor) -> list[int]:
+    """At each place, how many of the drafted (S, N) tokens the text goes on with."""
+    wanted = torch.stack([ids[places + 1 + step] for step in range(len(drafted))])
+    return (drafted == wanted).long().cumprod(0).sum(0).tolist()
+
+
+def rounds_of(right: Sequence[int]) -> list[int]:
+    """Tokens accepted in each round of a text: the next one begins behind the target's own token."""
+    place, rounds = 0, []
+    while place < len(right):
+        rounds.append(right[place])
+        place += right[place] + 1
+    return rounds

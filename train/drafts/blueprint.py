@@ -10,12 +10,16 @@ from pathlib import Path
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from decode.common.progress import get_logger
 from decode.drafters.base import Batch
-from decode.forward.window import Window
+from decode.forward.window import Window, window_of
 from decode.models.describe import ModelDescription
 from decode.models.output_head import Ends
 from train.config import TrainConfig
+from train.drafts.draft_config import check_window
 from train.export.draft_folder import Export
+
+log = get_logger("train")
 
 
 class TrainableDraft(ABC):
@@ -123,3 +127,19 @@ class Blueprint(ABC):
 
 Family = Callable[[TrainConfig, ModelDescription | None, PreTrainedTokenizerBase | None], Blueprint]
 """The draft that a configuration means; UserError where there is no such draft."""
+
+
+def asked_window(cfg: TrainConfig, context: int) -> Window | None:
+    """That of the settings, for a draft that knows so many positions; ConfigError where it knows no more than the
+    window holds."""
+    size = cfg.draft.window
+    if size is None:
+        return None
+    check_window(size, context, "the draft's context")
+    if size >= cfg.sequence_length:
+        log.warning(
+            "draft.window=%d and sequence_length=%d: no training sequence is longer than the window, so the draft is "
+            "trained as one without, and drafts with it. Train on longer sequences where texts will be longer",
+            size, cfg.sequence_length,
+        )  # fmt: skip
+    return window_of(size, cfg.draft.sinks)

@@ -27,9 +27,8 @@ from decode.models.hidden_states import FINAL
 from decode.models.output_head import Ends
 from train.config import TrainConfig
 from train.drafts.adapters import merged, num_trained, with_adapters
-from train.drafts.attention_window import asked_window
 from train.drafts.begun_head import is_published, saved_head
-from train.drafts.blueprint import Blueprint, TrainableDraft
+from train.drafts.blueprint import Blueprint, TrainableDraft, asked_window
 from train.drafts.confidence import calibrated
 from train.drafts.draft_config import AdapterConfig, DraftConfig
 from train.drafts.rope import rope_of

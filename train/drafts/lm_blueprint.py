@@ -29,8 +29,7 @@ from decode.models.structure import layers_of
 from decode.models.weight_counts import WeightCounts, count_weights, empty_model
 from train.config import TrainConfig
 from train.drafts.adapters import merged, num_trained, require_peft, with_adapters
-from train.drafts.attention_window import asked_window
-from train.drafts.blueprint import Blueprint, TrainableDraft
+from train.drafts.blueprint import Blueprint, TrainableDraft, asked_window
 from train.drafts.draft_config import DraftConfig
 from train.drafts.pruning.kept_parts import without_parts
 from train.drafts.pruning.lasting_zeros import fix_zeros, has_zeros, put_zeros, zero_share
@@ -206,7 +205,11 @@ def lm_blueprint(
             return LMBlueprint(draft, pretrained.config, tokens=tokens, wants_vocab=few)
         pruned = pruned_config(pretrained.config, draft.pruning, draft.init_from)
         return LMBlueprint(draft, pruned, pretrained.config, tokens, few)
-    tokens = _target_tokens(target) if target else _tokenizer_tokens(tokenizer)
+    owner: Any = target.config.get_text_config() if target else tokenizer
+    assert owner is not None, "a model without a target needs a tokenizer"
+    special: dict[str, Any] = {
+        name: getattr(owner, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     longest = draft.max_positions or (target.max_positions if target else cfg.sequence_length)
     width, heads = draft.lm_sizes(target.hidden_size if target else None)
     config = LlamaConfig(
@@ -219,7 +222,8 @@ def lm_blueprint(
         max_position_embeddings=longest,
         tie_word_embeddings=draft.tie_embeddings,
         rope_parameters=rope_of(target),
-        **tokens,
+        vocab_size=target.vocab_size if target else len(owner),
+        **special,
     )
     _set_window(cfg, config)
     _set_masks(cfg, config, target)
@@ -283,15 +287,3 @@ def _set_masks(cfg: TrainConfig, config: PretrainedConfig, target: ModelDescript
         f"sequence_length={cfg.sequence_length} has no room for a token and the {own.depth} that a pass drafts behind "
         "it. Use a longer sequence_length, or a smaller draft.parallel.tokens",
     )
-
-
-def _target_tokens(target: ModelDescription) -> dict[str, Any]:
-    text = target.config.get_text_config()
-    special = {name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return {"vocab_size": target.vocab_size, **special}
-
-
-def _tokenizer_tokens(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-    assert tokenizer is not None, "a model without a target needs a tokenizer"
-    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return {"vocab_size": len(tokenizer), **special}

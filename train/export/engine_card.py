@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import yaml
 
-from decode.common.markdown import code, fenced, plain, table
+from decode.common.markdown import code, fenced
 from decode.formats.source import Source
 from train.export.engines.base import Engine, Loads
+from train.export.model_card import measured
 
 TRIED = {
     "run": "run: accepted tokens there equal draftsmith's own, on small models",
@@ -32,7 +32,8 @@ def engine_card(source: Source, commands: Mapping[Engine, str], note: str) -> st
         "",
         *([note, ""] if note else []),
     ]
-    return "\n".join([*lines, *_measured(source.written.get("measured") or {}, source.num_draft_tokens)])
+    head, found = "Teacher-forced on validation text, when it was trained.", source.written.get("measured") or {}
+    return "\n".join([*lines, *measured(head, found, source.num_draft_tokens)])
 
 
 def tried(source: Source, engine: Engine) -> str:
@@ -40,20 +41,3 @@ def tried(source: Source, engine: Engine) -> str:
     how = engine.forms[source.form]
     assert isinstance(how, Loads)
     return f"from {how.since}; {TRIED[how.tried]}"
-
-
-def _measured(measured: Mapping[str, Any], k: int) -> list[str]:
-    rows = [
-        ("alpha", measured.get("alpha"), "mean of sum_v min(p_v, q_v) at temperature 1"),
-        ("tau estimate", measured.get("tau"), f"tokens per target pass with {k} draft tokens, bonus token included"),
-    ]
-    cells = [(name, f"{value:.4f}", what) for name, value, what in rows if value is not None]
-    if not cells:
-        return []
-    return [
-        "## Measured",
-        "",
-        plain("Teacher-forced on validation text, when it was trained."),
-        "",
-        table(("", "", ""), cells),
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import yaml
 from decode.common.markdown import code, fenced, plain, table
 from decode.forward.window import Window
 from train.config import TrainConfig
+from train.export.engines import sglang, vllm
+from train.export.engines.base import Launch
 
 FOR_GGUF = [
     "from decode import generate, load_drafter",
@@ -32,9 +34,15 @@ def model_card(
     """The card of a finished run; `facts` are the measured numbers, see `train.run_result.facts`, and `made_from` and
     `few` (drafts_few) are the blueprint's."""
     use = _launch(cfg, num_draft_tokens, alone=window is not None or few is not None)
-    measured = _measured(cfg, facts, num_draft_tokens)
     unheeded = (_attention(window), _vocabulary(few))
-    parts = [_head(cfg), measured, _pruning(facts, made_from), _origin(cfg, facts), *unheeded, use]
+    parts = [
+        _head(cfg),
+        _measured(cfg, facts, num_draft_tokens),
+        _pruning(facts, made_from),
+        _origin(cfg, facts),
+        *unheeded,
+        use,
+    ]
     return "\n".join(line for part in parts if part for line in [*part, ""])
 
 
@@ -60,19 +68,20 @@ def _yaml(fields: dict[str, str]) -> str:
 def _measured(cfg: TrainConfig, facts: dict[str, Any], k: int) -> list[str]:
     is_warm = cfg.objective.warm_up is None or facts["step"] > facts.get("switched_at", cfg.steps)
     minimised = cfg.objective.name if is_warm else cfg.objective.warm_up
-    rows = [
-        ("loss per token", facts["loss"], f"{minimised}, nats"),
-        ("alpha", facts["alpha"], "mean of sum_v min(p_v, q_v) at temperature 1"),
-        (
-            "tau estimate",
-            facts["tau"],
-            f"tokens per target pass with {k} draft tokens, bonus token included",
-        ),
-    ]
-    cells = [(name, f"{value:.4f}", what) for name, value, what in rows if value is not None]
     kept = f"kept: step {facts['step']} ({facts['rule']})."
     head = f"Teacher-forced on {facts['validation_tokens']} validation tokens; {kept}"
-    return ["## Measured", "", plain(head), "", table(("quantity", "value", ""), cells)]
+    return measured(head, facts, k, [("loss per token", facts["loss"], f"{minimised}, nats")])
+
+
+def measured(head: str, found: Mapping[str, Any], k: int, first: Sequence[tuple[str, Any, str]] = ()) -> list[str]:
+    """The section of what was measured, where anything was; `first` are rows before those of acceptance."""
+    rows = [
+        *first,
+        ("alpha", found.get("alpha"), "mean of sum_v min(p_v, q_v) at temperature 1"),
+        ("tau estimate", found.get("tau"), f"tokens per target pass with {k} draft tokens, bonus token included"),
+    ]
+    cells = [(name, f"{value:.4f}", what) for name, value, what in rows if value is not None]
+    return ["## Measured", "", plain(head), "", table(("quantity", "value", ""), cells)] if cells else []
 
 
 def _pruning(facts: dict[str, Any], made_from: str | None) -> list[str]:
@@ -147,18 +156,10 @@ def _launch(cfg: TrainConfig, k: int, alone: bool) -> list[str]:
         "# transformers",
         'target.generate(input_ids, assistant_model=AutoModelForCausalLM.from_pretrained("THIS_FOLDER"))',
     ]
-    engines = [] if is_gguf else ["", fenced("bash", _engines(cfg.target.path, k))]
+    how = Launch(cfg.target.path, Path("THIS_FOLDER"), k, is_parallel=cfg.draft.parallel.tokens > 0)
+    engines = [] if is_gguf else ["", fenced("bash", _engines(how))]
     return ["## Use", "", fenced("python", [*ours, *theirs]), *engines]
 
 
-def _engines(target: str, k: int) -> list[str]:
-    target = shlex.quote(target)
-    return [
-        "# vLLM",
-        f"vllm serve {target} --speculative-config "
-        f'\'{{"method":"draft_model","model":"THIS_FOLDER","num_speculative_tokens":{k}}}\'',
-        "# SGLang",
-        f"python -m sglang.launch_server --model-path {target} --speculative-algorithm STANDALONE "
-        f"--speculative-draft-model-path THIS_FOLDER --speculative-num-steps {k} --speculative-eagle-topk 1 "
-        f"--speculative-num-draft-tokens {k + 1}",
-    ]
+def _engines(how: Launch) -> list[str]:
+    return ["# vLLM", vllm.launch_lm(how), "# SGLang", sglang.launch("STANDALONE")(how)]

@@ -54,7 +54,7 @@ class CascadeDrafter(Drafter):
         self.draft = context.lease.own(self.draft)
         self._member = Member(self.helper, _helping(context))
         self.draft.start(_in_chains(context), capacity)
-        self._member.start(_helping(context), capacity)
+        self._member.drafter.start(_helping(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Both read the prompts."""
@@ -73,7 +73,7 @@ class CascadeDrafter(Drafter):
         """The chain that the draft alone would propose."""
         assert self._member is not None
         self._guessed = self._guesses  # where it drafts: it may be asked more often, as a helper
-        guess = self._member.propose(_helping(context)).tokens[:, 1:] if self._guesses else None
+        guess = self._member.drafter.propose(_helping(context)).tokens[:, 1:] if self._guesses else None
         context = _in_chains(context)
         if guess is None or guess.shape[1] < context.shape.depth or context.shortest < READ:
             return self.draft.propose(context)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from decode.drafters.base import Context, Drafter
-from decode.trees.tree import Tree
 
 LEFT = 2
 """Tokens of a prompt that a drafter may leave unread."""
@@ -19,10 +18,6 @@ class Member:
     def __init__(self, drafter: Drafter, context: Context) -> None:
         self.drafter = context.lease.own(drafter)
         self._read = [0] * len(context.lengths)
-
-    def start(self, context: Context, capacity: int) -> None:
-        """As the drafter does."""
-        self.drafter.start(context, capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """As the drafter does."""
@@ -52,7 +47,3 @@ class Member:
         drafts have brought since it does not."""
         for row in rows:
             self._read[row] = lengths[row] - plain_rounds - self._known
-
-    def propose(self, context: Context) -> Tree:
-        """As the drafter does."""
-        return self.drafter.propose(context)

@@ -74,7 +74,7 @@ class MixtureDrafter(Drafter):
         for reader in self.readers:
             reader.start(context, capacity)
         for model in self.models:
-            model.member.start(asked_of_a_member(context), capacity)
+            model.member.drafter.start(asked_of_a_member(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """All read the prompts."""

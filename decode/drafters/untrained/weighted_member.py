@@ -60,7 +60,7 @@ class Model:
     def guesses(self, context: Context) -> tuple[list[list[list[int]]], Tree | None]:
         """A chain a row, and the second best first token; or chains alone, with their q, where they are sampled."""
         began = time.perf_counter()
-        tree = self.member.propose(asked_of_a_member(context))
+        tree = self.member.drafter.propose(asked_of_a_member(context))
         rows, parents = tree.tokens.tolist(), tree.parents_of_rows()
         if getattr(getattr(self.member.drafter, "runner", None), "replayed", True):  # passes as they are later on
             self._times[self._rows].learn(tree.max_depth, self._prepared_s + time.perf_counter() - began)

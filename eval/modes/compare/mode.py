@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def given_choices(arm_set: ArmSet, targets: Sequence[Target]) -> Choices:
     known = {**results, "targets": {text: there.get(text) for text in paths}}
     check_same_comparison(f"{mode}.choices", file, known, {"mode": mode, "targets": paths, **arm_set.in_words()})
     found = {about(one): one for one in results["choices"]}
-    missing = [place.name for place in arm_set.places(targets) if about(place.as_dict()) not in found]
+    missing = [place.name for place in arm_set.places(targets) if about(asdict(place)) not in found]
     if missing:
         raise InputError(
             f"{mode}.choices={file} chose nothing for {', '.join(missing)}, which this run times. Leave these out of "
@@ -116,7 +117,7 @@ def given_choices(arm_set: ArmSet, targets: Sequence[Target]) -> Choices:
         )
     for target in targets:
         for place in arm_set.places([target]):
-            best = found[about(place.as_dict())]["best"]
+            best = found[about(asdict(place))]["best"]
             for arm, settings in arm_set.tried(target, place, best).items():
                 if best.get(arm) not in settings:
                     raise InputError(
@@ -124,7 +125,7 @@ def given_choices(arm_set: ArmSet, targets: Sequence[Target]) -> Choices:
                         f"{', '.join(settings) or 'nothing'}. Give the arms and peers of that run, {anew}"
                     )
     own = {"seconds": 0.0, "chosen_in": str(file)}
-    return {place: {**found[about(place.as_dict())], **own} for place in arm_set.places(targets)}
+    return {place: {**found[about(asdict(place))], **own} for place in arm_set.places(targets)}
 
 
 @contextmanager

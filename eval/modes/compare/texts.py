@@ -11,7 +11,8 @@ from distill.prompts.tokenizer import encode_texts, start_ids
 from eval.modes.compare.arm_set import ArmSet, Target
 from eval.modes.compare.drafters_config import TASKS
 from eval.prompts.chats import chat_tokenizer
-from eval.prompts.kinds import TextPrompts, corpus_prompts, file_prompts
+from eval.prompts.held_out import documents_of, enough, held_out_prompts
+from eval.prompts.kinds import TextPrompts, file_prompts, prose_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 
 if TYPE_CHECKING:
@@ -52,10 +53,17 @@ def load_texts(arm_set: ArmSet, target: Target) -> dict[str, TextPrompts]:
 def _of_split(
     arm_set: ArmSet, tokenizer: PreTrainedTokenizerBase, text: str, split: Split, wanted: int
 ) -> list[Prompt]:
-    if text not in TASKS:
-        remedy = f"leave this text out of {arm_set.cfg.mode}.texts"
-        return corpus_prompts(arm_set.cfg, tokenizer, text in PROSE, split, wanted, arm_set.asked_by, remedy)
-    return _task_prompts(arm_set, tokenizer, text, split, wanted)
+    """ConfigError where the split gives fewer, naming the settings that ask for so many."""
+    if text in TASKS:
+        return _task_prompts(arm_set, tokenizer, text, split, wanted)
+    cfg, is_prose = arm_set.cfg, text in PROSE
+    documents = documents_of(cfg, tokenizer, split)
+    if is_prose:
+        prompts = prose_prompts(documents, tokenizer, cfg.prompts.tokens, wanted, cfg.seed)
+    else:
+        prompts = held_out_prompts(documents, tokenizer, cfg.prompts, wanted, cfg.seed)
+    asked = f"{'prose' if is_prose else 'code'}: {arm_set.asked_by}"
+    return enough(prompts, wanted, cfg, split, asked, f", or leave this text out of {cfg.mode}.texts")
 
 
 def _task_prompts(

@@ -14,10 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from decode.acceptance import predicted_speedup
-from decode.autotune.exit_times import ExitTimes, measure_exits
+from decode.autotune.exit_times import ExitTimes
 from decode.common.errors import RunError
 from decode.drafters.base import Batch, Step
-from decode.drafters.exit_adapter import ExitAdapter
 from decode.forward.resume import Lower, left_before, refuse_inseparable
 from decode.models.describe import ModelDescription
 from decode.models.output_head import head_of
@@ -129,18 +128,10 @@ def exits_of(model: PreTrainedModel, layers: Sequence[int], adapters: Mapping[st
     for layer in layers:
         refuse_inseparable(model, layers_of(model), layer)
     plain = [Exit(f"layer {layer}", layer) for layer in layers]
-    return [*plain, *(_with_adapter(name, folder, one) for name, (folder, one) in adapters.items())]
-
-
-def _with_adapter(name: str, folder: str, drafter: ExitAdapter) -> Exit:
-    return Exit(name, drafter.config.exit_layer, folder, drafter.adapter)
-
-
-def times_of(
-    model: PreTrainedModel, exits: Sequence[Exit], lengths: Sequence[int], context: int, rows: int, repeats: int
-) -> ExitTimes:
-    """What the passes of all exits cost."""
-    return measure_exits(model, [one.lower for one in exits], sorted(lengths), context, rows, repeats)
+    return [
+        *plain,
+        *(Exit(name, one.config.exit_layer, folder, one.adapter) for name, (folder, one) in adapters.items()),
+    ]
 
 
 def entries(
@@ -195,6 +186,7 @@ def make_results(
 ) -> Exits:
     """Of everything that a run measured."""
     plain = [one for one in found if one.draft is None]
+    source = cfg.prompts.file or f"validation split of {cfg.data.name}"
     return Exits(
         **heading(cfg, seconds),
         target=target_entry(target, target.dtype_name),
@@ -203,7 +195,7 @@ def make_results(
         exit_layer=best_of(plain, cfg.temperatures[0]).exit_layer,
         t_target_1_s=t_target_1,
         batch_size=cfg.timing.batch_size,
-        prompts={"count": prompts, "max_new_tokens": cfg.decode.max_new_tokens, "source": _source(cfg)},
+        prompts={"count": prompts, "max_new_tokens": cfg.decode.max_new_tokens, "source": source},
         exits=list(found),
     )
 
@@ -211,7 +203,3 @@ def make_results(
 def best_of(found: Sequence[Entry], temperature: float) -> Entry:
     """The exit of most predicted speedup at a temperature."""
     return max((one for one in found if one.temperature == temperature), key=lambda one: one.predicted_speedup)
-
-
-def _source(cfg: EvalConfig) -> str:
-    return cfg.prompts.file or f"validation split of {cfg.data.name}"

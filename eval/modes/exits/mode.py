@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from decode.autotune.exit_times import measure_exits
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
 from decode.drafters.untrained.early_exit import refuse_exit
 from decode.models.describe import ModelDescription
 from eval.config import EvalConfig
-from eval.inputs import check_models, load, sampling_at, settings_at, shared_context
+from eval.inputs import check_models, load, sampling_at, shared_context
 from eval.measure.alpha import measure_alpha
-from eval.measure.continuations import Text, generator, jobs_for
-from eval.modes.exits.measuring import Entry, Exit, ExitFace, entries, exits_of, make_results, times_of
+from eval.measure.cells import mean_context
+from eval.measure.continuations import Text, jobs_for
+from eval.measure.quality import alone
+from eval.modes.exits.measuring import Entry, Exit, ExitFace, entries, exits_of, make_results
 from eval.modes.exits.page import page_of
 from eval.prompts.chats import chat_tokenizer, planned_report
 from eval.prompts.held_out import as_many_as, split_prompts
@@ -79,10 +82,11 @@ def _measured(cfg: EvalConfig, target: ModelDescription, prompts: list[Prompt]) 
     model, drafters = load(cfg, cfg.target)
     adapters = {name: (cfg.drafts[name], drafter) for name, drafter in drafters.items()}
     exits = exits_of(model, cfg.exits.layers_of(target.num_layers), adapters)
-    context = round(sum(len(one.ids) for one in prompts) / len(prompts) + cfg.decode.max_new_tokens / 2)
+    context = mean_context(prompts, cfg.decode.max_new_tokens)
     log.info("timing the passes of %d exits", len(exits))
     rows, repeats = cfg.timing.batch_size, cfg.timing.cost_repeats
-    times = times_of(model, exits, cfg.exits.draft_lengths, context, rows, repeats)
+    lower, lengths = [one.lower for one in exits], sorted(cfg.exits.draft_lengths)
+    times = measure_exits(model, lower, lengths, context, rows, repeats)
     found = [entry for temperature in cfg.temperatures for entry in _at(cfg, model, exits, times, temperature, prompts)]
     return found, times.t_target_1
 
@@ -90,9 +94,7 @@ def _measured(cfg: EvalConfig, target: ModelDescription, prompts: list[Prompt]) 
 def _at(
     cfg: EvalConfig, model: Any, exits: list[Exit], times: Any, temperature: float, prompts: list[Prompt]
 ) -> list[Entry]:
-    settings = {**settings_at(cfg, temperature), "verifier": "coupled"}
-    label = f"target alone at T={temperature:g}"
-    write = generator(model, None, settings, cfg.seed, cfg.lossless.batch_size, label)
+    write = alone(cfg, model, temperature, f"target alone at T={temperature:g}")
     texts: list[Text] = write(jobs_for(prompts, cfg.decode.max_new_tokens))
     faces = {one.name: ExitFace(model, one) for one in exits}
     alphas = measure_alpha(model, faces, texts, sampling_at(cfg, temperature))

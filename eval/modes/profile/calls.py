@@ -87,18 +87,15 @@ class Contestant:
         `decode.autotune.timing`)."""
         wanted = passes(self.cfg, self.drafter, group)
         costs = measure(self.model, self.drafter, wanted.context, [wanted.nodes], len(group), COST_REPEATS)
-        return floor_of(wanted, costs.t_draft, costs.t_target[wanted.nodes])
+        bare = {"draft": 1e3 * wanted.depth * costs.t_draft} if wanted.depth else {}
+        return bare | {"target": 1e3 * costs.t_target[wanted.nodes]}
 
     def _generate(self, group: Group) -> Stats:
         """No end token cuts it short."""
         ids, mask = left_padded(group, 0, self.model.device)
-        asked = {**settings(self.cfg), "attention_mask": mask, "seed": self.cfg.seed}
+        asked: dict[str, Any] = dict(settings_at(self.cfg, self.cfg.temperatures[0]))
+        asked |= {"max_new_tokens": self.cfg.profile.max_new_tokens, "attention_mask": mask, "seed": self.cfg.seed}
         return generate(self.model, self.drafter, ids, eos_token_id=(), stop_strings=(), **asked).stats
-
-
-def settings(cfg: EvalConfig) -> dict[str, Any]:
-    """Keyword arguments of decode.generate."""
-    return {**settings_at(cfg, cfg.temperatures[0]), "max_new_tokens": cfg.profile.max_new_tokens}
 
 
 def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes:
@@ -109,8 +106,3 @@ def passes(cfg: EvalConfig, drafter: Drafter | None, group: Group) -> Passes:
     shape = parse(cfg.decode.tree, cfg.decode.num_draft_tokens, cfg.decode.tree_nodes)
     shape = shape.cut(drafter.drafted_depth(shape))
     return Passes(context, shape.depth, shape.num_nodes)
-
-
-def floor_of(wanted: Passes, t_draft: float, t_target: float) -> dict[str, float]:
-    """Milliseconds of a round by kind of pass, from the seconds of one draft token and of the target's pass."""
-    return {**({"draft": 1e3 * wanted.depth * t_draft} if wanted.depth else {}), "target": 1e3 * t_target}

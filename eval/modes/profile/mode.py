@@ -77,15 +77,12 @@ def _measured(cfg: EvalConfig, model: PreTrainedModel, drafter: Drafter, prompts
     groups, meter = _groups(cfg, prompts), meter_of(cfg.timing.watts, model)
     contestants = [Contestant(AUTOREGRESSIVE, cfg, model, None), Contestant(_label(cfg), cfg, model, drafter)]
     turns = _take_turns(cfg, contestants, groups, meter)
-    energy = [energy_entry(_where(cfg), one.name, joules_of(turns[one.name]), meter, cfg.seed) for one in contestants]
+    where = f"batch {cfg.timing.batch_size}, T={cfg.temperatures[0]:g}"
+    energy = [energy_entry(where, one.name, joules_of(turns[one.name]), meter, cfg.seed) for one in contestants]
     return {
         "arms": [entry(one.name, turns[one.name], one.operators(groups[0])) for one in contestants],
         "energy": energy,
     }
-
-
-def _where(cfg: EvalConfig) -> str:
-    return f"batch {cfg.timing.batch_size}, T={cfg.temperatures[0]:g}"
 
 
 def _label(cfg: EvalConfig) -> str:

@@ -9,12 +9,12 @@ _IN = "eval.modes.served.faults"
 FAULTS: list[Fault] = [
     *noticed_by(
         test_counting.test_a_token_counts_only_where_those_before_it_are_right,
-        (f"{_IN}.counting:_accepted", "cumprod(0)", "clone()"),
-        (f"{_IN}.counting:_accepted", "places + 1 + step", "places + step"),
+        ("train.check.agreement:accepted", "cumprod(0)", "clone()"),
+        ("train.check.agreement:accepted", "places + 1 + step", "places + step"),
     ),
     *noticed_by(
         test_counting.test_a_round_begins_behind_the_targets_own_token,
-        (f"{_IN}.counting:_rounds", "right[place] + 1", "max(right[place], 1)"),
+        ("train.check.agreement:rounds_of", "right[place] + 1", "max(right[place], 1)"),
     ),
     *noticed_by(
         test_counting.test_rounds_begin_behind_the_first_new_token_and_before_the_limit,

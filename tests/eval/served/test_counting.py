@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from eval.modes.served.engine.metrics import Counters, total
-from eval.modes.served.faults.counting import Texts, _accepted, _rounds, count
+from eval.modes.served.faults.counting import Texts, count
 from eval.modes.served.faults.faults import alike, distance
+from train.check.agreement import accepted, rounds_of
 
 IDS = torch.tensor([9, 9, 1, 2, 3, 4, 5, 6, 7])
 
@@ -30,11 +31,11 @@ class Scripted:
 
 def test_a_token_counts_only_where_those_before_it_are_right() -> None:
     drafted = torch.tensor([[3, 0, 5], [4, 5, 6]])  # steps, places
-    assert _accepted(drafted, IDS, torch.tensor([3, 4, 5])) == [2, 0, 2]
+    assert accepted(drafted, IDS, torch.tensor([3, 4, 5])) == [2, 0, 2]
 
 
 def test_a_round_begins_behind_the_targets_own_token() -> None:
-    assert _rounds([2, 9, 9, 1, 9, 0]) == [2, 1, 0]
+    assert rounds_of([2, 9, 9, 1, 9, 0]) == [2, 1, 0]
 
 
 def test_rounds_begin_behind_the_first_new_token_and_before_the_limit() -> None:

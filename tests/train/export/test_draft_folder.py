@@ -15,12 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from decode import generate, load_drafter
 from decode.common.run_folder import sha256_file
+from decode.common.typed_config import build
 from decode.drafters.saved_head import HEADS
 from decode.formats.lm import TOKENIZER_FILES, copy_tokenizer, engine_config
 from tests.tiny import tiny_llama
 from tests.train.overfit import built_head
-from tests.train.toy import tiny_config
+from tests.train.toy import tiny_config, tiny_settings
+from train.config import TrainConfig
 from train.export.draft_folder import Export, export_head, export_lm
+from train.export.model_card import model_card
 from train.stage import run
 
 
@@ -83,8 +86,15 @@ def test_the_card_says_what_was_measured_and_how_to_serve_it(exported: Path) -> 
     measured = json.loads((exported.parent / "result.json").read_text())
     assert f"{measured['alpha']:.4f}" in card
     assert f"{measured['tau']:.4f}" in card
-    for words in ("assistant_model=", "vllm serve", '"method":"draft_model"', "sglang", "STANDALONE"):
+    for words in ("assistant_model=", "vllm serve", '"method": "draft_model"', "sglang", "STANDALONE"):
         assert words in card
+
+
+def test_the_card_of_a_draft_of_one_pass_has_vllm_draft_so() -> None:
+    settings = tiny_settings(Path("out"), Path("a/target"), records="some/records", draft={"parallel": {"tokens": 3}})
+    facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1, "tokens": 1}
+    card = model_card(build(TrainConfig, settings), facts | {"num_parameters": 10}, 3)
+    assert '"num_speculative_tokens": 3, "parallel_drafting": true' in card
 
 
 def test_it_assists_transformers_without_changing_greedy_output(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from train.check.replicas.base import Served, attend
+from train.check.replicas.eagle3 import heads
 
 
 def mtp(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
@@ -17,7 +18,8 @@ def mtp(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: in
         embedded = served.norm(served.embed(ids.roll(-1 - step)), "mtp.pre_fc_norm_embedding")
         x = served.linear(torch.cat([embedded, served.norm(state, "mtp.pre_fc_norm_hidden")], -1), "mtp.fc")
         read = served.norm(x, f"{layer}.input_layernorm")
-        queries, new = (_turned(served, read, f"{layer}.self_attn.{name}", step) for name in ("q", "k"))
+        positions = torch.arange(count) + step
+        queries, new = (served.turned(heads(served, read, kind, layer), positions) for kind in ("q", "k"))
         keys.append(new)
         values.append(served.split(read, f"{layer}.self_attn.v_proj", "num_key_value_heads"))
         visible = torch.cat([causal, *[own] * step], 1)
@@ -26,10 +28,3 @@ def mtp(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: in
         state = served.norm(x + served.mlp(served.norm(x, f"{layer}.post_attention_layernorm"), layer), "mtp.norm")
         made.append(served.logits(state[places - 1]))
     return torch.stack(made)
-
-
-def _turned(served: Served, x: Tensor, name: str, step: int) -> Tensor:
-    """Queries or keys, normalised and turned."""
-    count = "num_attention_heads" if name.endswith("q") else "num_key_value_heads"
-    normed = served.norm(served.split(x, f"{name}_proj", count), f"{name}_norm")
-    return served.turned(normed, torch.arange(len(x)) + step)

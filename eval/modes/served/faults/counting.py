@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from decode.models.hidden_states import Taps
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.faults.reading import Reading
+from train.check.agreement import accepted, rounds_of
 
 States = dict[tuple[int, ...], list[Tensor]]
 
@@ -68,23 +69,7 @@ def count(reading: Reading, texts: Texts) -> list[Counters]:
     found = []
     for ids, length, features in zip(texts.ids, texts.lengths, states, strict=True):
         places = torch.arange(length, length + texts.limit - 1)
-        right = _accepted(drafting(ids, features, places, steps), ids, places)
-        rounds = _rounds(right)
-        accepted = tuple(sum(one > place for one in rounds) for place in range(texts.k))
-        found.append(Counters(len(rounds), len(rounds) * texts.k, accepted))
+        rounds = rounds_of(accepted(drafting(ids, features, places, steps), ids, places))
+        stood = tuple(sum(one > place for one in rounds) for place in range(texts.k))
+        found.append(Counters(len(rounds), len(rounds) * texts.k, stood))
     return found
-
-
-def _accepted(drafted: Tensor, ids: Tensor, places: Tensor) -> list[int]:
-    """At each place, how many of the drafted (S, N) tokens the text goes on with."""
-    wanted = torch.stack([ids[places + 1 + step] for step in range(len(drafted))])
-    return (drafted == wanted).long().cumprod(0).sum(0).tolist()
-
-
-def _rounds(right: Sequence[int]) -> list[int]:
-    """Tokens accepted in each round of a text: the next one begins behind the target's own token."""
-    place, rounds = 0, []
-    while place < len(right):
-        rounds.append(right[place])
-        place += right[place] + 1
-    return rounds
