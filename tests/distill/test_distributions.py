@@ -298,10 +298,11 @@ def test_the_target_s_distribution_is_not_rounded_to_what_the_draft_is_trained_i
 
 def test_logits_in_bfloat16_give_a_distribution_in_float32() -> None:
     logits = torch.tensor([[8.0, 7.5, -3.0, 2.0]], dtype=torch.bfloat16)
-    distribution = HiddenRows(logits, lambda h: h, torch.tensor([0]), temperature=0.75).chunk(torch.tensor([0]))
-    assert isinstance(distribution, Dense)
-    assert distribution.log_p.dtype == torch.float32
-    assert torch.allclose(distribution.log_p.double(), (logits.double() / 0.75).log_softmax(-1), atol=1e-5)
+    for temperature in (1.0, 0.75):
+        distribution = HiddenRows(logits, lambda h: h, torch.tensor([0]), temperature).chunk(torch.tensor([0]))
+        assert isinstance(distribution, Dense)
+        assert distribution.log_p.dtype == torch.float32
+        assert torch.allclose(distribution.log_p.double(), (logits.double() / temperature).log_softmax(-1), atol=1e-5)
 
 
 def test_full_rows_sum_to_1_again_after_half_precision() -> None:
