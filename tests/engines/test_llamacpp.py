@@ -12,7 +12,8 @@ from tests.engines.toys import NEW_TOKENS, PROMPTS, K, Toys
 from tests.train.check.folders import Folders
 
 pytestmark = pytest.mark.engines
-DRAFTS = ["lm", "eagle3-plain", "eagle3-plain-reduced", "dflash", "dflash-token", "dspark", "dspark-reduced"]
+DRAFTS = ["lm", "eagle3-plain", "eagle3-plain-reduced", "dflash", "dflash-token", "dflash2", "dspark"]
+DRAFTS += ["dspark-reduced"]
 REFUSED = [
     ("eagle3-reduced", "fc_norm.0.weight"),
     ("dflash-reduced", "model.d2t"),

@@ -80,6 +80,7 @@ _PLAIN = _EAGLE3["head"] | {"fc_norm": False, "norm_output": False}
 _BLOCK: dict[str, Any] = {"depth": K, "taps": TAPS, "markov_rank": 0, "confidence": False, "anchors": 40}
 _PARALLEL = {"tokens": K, "mask_token": _UNUSED, "anchors": 40}
 _DSPARK = _BLOCK | {"markov_rank": 8, "confidence": True, "mask_token": _UNUSED}
+_DFLASH2 = {"depth": K, "taps": TAPS, "markov_rank": 8, "candidates": 4, "anchors": 40}
 DRAFTS: dict[str, dict[str, Any]] = {
     "lm": {"family": "lm", "layers": 1, "width": 64, "heads": 2},
     "pard": {"family": "lm", "layers": 1, "width": 64, "heads": 2, "parallel": _PARALLEL},
@@ -93,6 +94,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "eagle3-plain-reduced": {"family": "eagle3", "head": _PLAIN | {"vocab": REDUCED, "norm_before_fc": True}},
     "dflash": {"family": "dspark", "layers": 1, "head": _BLOCK},
     "dflash-token": {"family": "dspark", "layers": 1, "head": _BLOCK | {"mask_token": _UNUSED}},
+    "dflash2": {"family": "dflash2", "layers": 1, "head": _DFLASH2},
     "jetspec": {"family": "dspark", "layers": 1, "head": _BLOCK | {"causal": True}},
     "dspark": {"family": "dspark", "layers": 1, "head": _DSPARK},
     "dspark-reduced": {"family": "dspark", "layers": 1, "head": _DSPARK | {"vocab": REDUCED}},

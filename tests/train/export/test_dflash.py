@@ -100,6 +100,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("trtllm", {"vocab": VOCAB, "mask_token": 17}, "this head knows 6 of its 320 tokens"),
     ("trtllm", {}, r"mask is a learned vector, and TensorRT-LLM has .* alone; train with draft.head.mask_token=ID"),
     ("llamacpp", {"vocab": VOCAB}, "llama.cpp drafts with the target's whole output head, and this head knows 6 of"),
+    ("llamacpp", {"family": "dflash2", "mask_token": 17, "candidates": 8}, "72 channels .* draft.head.candidates=5,"),
     ("speculators", {}, "mask is a learned vector, and the speculators library has"),
     ("vllm", {"taps": (0, 3)}, r"reads the hidden states \[0, 3\] of a target of 6 layers.* draft.head.taps"),
     ("vllm", {"taps": (3, 6)}, "engines hand over those between its layers, 1 to 5"),
@@ -112,7 +113,7 @@ def test_what_an_engine_would_draft_otherwise_is_refused(
     target: Path, engine: str, fields: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"taps": TAPS} | fields
-    save_head(tmp_path / "head", target, "dflash", **given)
+    save_head(tmp_path / "head", target, given.pop("family", "dflash"), **given)
     with pytest.raises(InputError, match=message):
         export(tmp_path / "head", tmp_path / "out", engine)
     assert not (tmp_path / "out").exists()

@@ -28,7 +28,7 @@ VLLM_ALONE: Mapping[str, Loads | str] = {
     "mtp": OWN_MTP_ALONE,
     "peagle": "of engines here vLLM alone drafts with P-EAGLE heads; use format=vllm, or train draft=eagle3 instead",
     "lilicorr": "LiLiCorr heads are written for vLLM alone; use format=vllm, or train draft=dflash instead",
-    "dflash2": "DFlash2 heads are written for vLLM alone; use format=vllm, or train draft=dflash instead",
+    "dflash2": "DFlash2 heads are written for vLLM and llama.cpp alone; use format=vllm, or train draft=dflash instead",
     "hydra": NO_HYDRA,
     "exit_adapter": NO_EXIT,
 }

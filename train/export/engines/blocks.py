@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from decode.drafters.dflash2 import DFlash2Config
 from decode.drafters.lilicorr import LiLiCorrConfig
 from decode.formats.base import Layout
 from decode.formats.blocks import no_speculators
@@ -136,6 +137,19 @@ def candidates(source: Source, engine: str) -> str | None:
     if count in (2, 4, 8, 16):
         return None
     return f"{engine} takes 2, 4, 8 or 16 candidates a slot, and this head has {count}; train with another number"
+
+
+def narrow(source: Source, engine: str) -> str | None:
+    """llama.cpp hands a slot's candidates and their scores over in a row of the head's width (models/dflash.cpp)."""
+    config = cast(DFlash2Config, source.config)
+    count, width = config.candidates, config.hidden_size
+    if width >= count * (count + 1):
+        return None
+    most = max(n for n in range(1, count) if n * (n + 1) <= width)
+    return (
+        f"{engine} wants {count * (count + 1)} channels for {count} candidates a slot, and this head has {width}; "
+        f"train with draft.head.candidates={most}, or serve it with format=vllm"
+    )
 
 
 def no_id(source: Source, _engine: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
 from decode.formats.blocks import DFLASH
+from decode.formats.dflash2 import DFLASH2
 from decode.formats.dspark import DSPARK
 from decode.formats.eagle3 import EAGLE3
 from decode.formats.lm import LM
@@ -100,5 +101,16 @@ ENGINE = Engine(
             tried="run",
         ),
         **VLLM_ALONE,
+        "dflash2": blocks.loads(
+            DFLASH2,
+            "builds of October 2026",
+            launch("draft-dflash"),
+            blocks.LLAMACPP_DFLASH_NAMES,
+            "llama.cpp",
+            blocks.reduced,
+            blocks.no_id,
+            blocks.narrow,
+            tried="run",
+        ),
     },
 )
