@@ -43,8 +43,8 @@ def check_target(target: ModelDescription) -> None:
     check_plain_ends(target)
     if config.model_type not in KNOWN:
         raise InputError(
-            f"{path} is a {config.model_type} model, and target.runtime=vllm is known to give the states of "
-            f"{', '.join(KNOWN)} models only; {OTHERWISE}"
+            f"{path} is a {config.model_type} model, and vLLM's states were compared with transformers' for others "
+            f"({', '.join(KNOWN)}); {OTHERWISE}"
         )
 
 
@@ -56,9 +56,9 @@ def check_rope(target: ModelDescription, most: int) -> None:
     kind, room = rope.get("rope_type"), target.max_positions
     if kind == "dynamic" or (kind == "longrope" and most > room):
         raise InputError(
-            f"target.path={target.path} has rope_type={kind}, which vLLM applies otherwise than transformers to texts "
-            + ("of any length" if kind == "dynamic" else f"of {most} tokens; start it for {room} at most")
-            + f", or {OTHERWISE}"
+            f"target.path={target.path} has rope_type={kind}, by which vLLM turns texts otherwise than transformers"
+            + ("" if kind == "dynamic" else f" if started for {most} tokens: {room} at most, and texts of {room - 1}")
+            + f"; {OTHERWISE}"
         )
 
 

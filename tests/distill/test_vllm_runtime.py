@@ -337,8 +337,8 @@ def olmo2(folder: Path) -> None:
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
 ROTATIONS: list[tuple[dict[str, Any], int, str | None]] = [
-    ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 8, "of any length"),
-    (LONG | {"original_max_position_embeddings": 32}, 33, "of 33 tokens; start it for 32 at most"),
+    ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 8, "than transformers; use target"),
+    (LONG | {"original_max_position_embeddings": 32}, 33, "for 33 tokens: 32 at most, and texts of 31; use target"),
     (LONG | {"original_max_position_embeddings": 32}, 32, None),
     ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 33, None),
 ]

@@ -27,6 +27,7 @@ HEADS = [
     ("llama", "eagle3-reduced"),
     ("qwen3", "eagle3"),
     ("qwen3", "eagle3-reduced"),
+    ("qwen3_moe", "eagle3"),
     ("gemma3", "eagle3"),
     ("llama", "pard"),
     ("llama", "peagle"),

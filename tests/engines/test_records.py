@@ -45,14 +45,16 @@ SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "tie_word_embeddings": False,
 }
+LONG = {"rope_type": "longrope", "short_factor": [1.5] * 16, "long_factor": [4.0] * 16, "rope_theta": 1e4}
+LONG |= {"original_max_position_embeddings": 64}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3_moe": EXPERTS | {"num_experts": 4, "moe_intermediate_size": 32},
     "gpt_oss": EXPERTS | {"num_local_experts": 4, "sliding_window": 16},
     "granite": {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
-    "mistral": {},
-    "phi3": {},
+    "mistral": {"sliding_window": 16},
+    "phi3": {"sliding_window": 16, "max_position_embeddings": 128, "rope_parameters": LONG},
     "qwen2": {"vocab_size": 304},  # transformers gives its tokenizer an entry more
     "qwen3": {},
 }

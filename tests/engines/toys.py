@@ -19,6 +19,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from decode.common.typed_config import build
@@ -53,6 +54,7 @@ _GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 32, "sliding_window": 16, "ro
 TARGETS: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen3": Qwen3Config,
+    "qwen3_moe": partial(Qwen3MoeConfig, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64),
     "exaone_moe": partial(ExaoneMoeConfig, **_EXAONE),
     "gemma3": lambda **shape: Gemma3TextConfig(**(shape | _GEMMA)),
 }

@@ -196,7 +196,9 @@ def test_gemma_has_its_scaled_embedding_and_one_way_in_vllm(tmp_path: Path) -> N
     gemma = save_gemma(tmp_path / "gemma")
     save(tmp_path, gemma, **PLAIN, rope={"rope_type": "default", "rope_theta": 1e6})
     for engine in ("vllm", "speculators"):
-        with pytest.raises(InputError, match="own gemma3_text hands over no hidden states; give model_impl=transform"):
+        with pytest.raises(
+            InputError, match="own gemma3_text was not seen to hand over hidden states; give model_impl=transform"
+        ):
             exported(tmp_path, engine)
     for engine in ("sglang", "trtllm", "llamacpp"):
         with pytest.raises(InputError, match="of the types llama, mistral, qwen3, and this one is gemma3_text"):

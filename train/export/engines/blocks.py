@@ -148,7 +148,7 @@ def narrow(source: Source, engine: str) -> str | None:
     most = max(n for n in range(1, count) if n * (n + 1) <= width)
     return (
         f"{engine} wants {count * (count + 1)} channels for {count} candidates a slot, and this head has {width}; "
-        f"train with draft.head.candidates={most}, or serve it with format=vllm"
+        f"train with draft.head.candidates={most}, or use format=vllm on a GPU"
     )
 
 

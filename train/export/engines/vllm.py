@@ -34,6 +34,10 @@ whose layer has no last norm; deepseek_v3, glm4_moe, hy_v3 and their kin, whose 
 qwen3_next and qwen3_5, which are recurrent and not decoded here."""
 
 
+GIVING_STATES = PLAIN | {"qwen3_moe"}
+"""Types whose own class of vLLM hands an EAGLE-3 head its hidden states, as far as it was tried."""
+
+
 def launch(method: str, **more: bool) -> Callable[[Launch], str]:
     """`method` is always named: left out, vLLM guesses it from the folder's name, and takes a draft model else."""
 
@@ -61,10 +65,10 @@ def launch_medusa(how: Launch) -> str:
 def refuses_eagle3(source: Source, model_impl: str) -> str | None:
     """Why vLLM cannot hand this head its hidden states."""
     kind = source.target.config.get_text_config().model_type
-    if kind not in PLAIN and model_impl != "transformers":
+    if kind not in GIVING_STATES and model_impl != "transformers":
         return (
-            f"vLLM's own {kind} hands over no hidden states; give model_impl=transformers, with which vLLM runs the "
-            "target by transformers, or train draft=lm"
+            f"vLLM's own {kind} was not seen to hand over hidden states; give model_impl=transformers, with which vLLM "
+            "runs the target by transformers, or train draft=lm"
         )
     return not_captured(source)
 
@@ -165,7 +169,7 @@ ENGINE = Engine(
     {
         "lm": Loads(LM, "0.16", launch_lm, tried="run", names=LM_NAMES),
         "eagle3": Loads(
-            EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES, targets=PLAIN
+            EAGLE3, "0.24", launch("eagle3"), refuses_eagle3, tried="run", names=EAGLE3_NAMES, targets=GIVING_STATES
         ),
         "peagle": Loads(
             PEAGLE,
@@ -174,7 +178,7 @@ ENGINE = Engine(
             refuses_peagle,
             tried="run",
             names=PEAGLE_NAMES,
-            targets=PLAIN,
+            targets=GIVING_STATES,
         ),
         "medusa": Loads(MEDUSA, "0.27", launch_medusa, refuses_medusa, tried="run", names=MEDUSA_NAMES),
         "dflash": blocks.loads(DFLASH, "0.21", launch("dflash"), blocks.VLLM_NAMES, "vLLM", blocks.no_id, tried="run"),
