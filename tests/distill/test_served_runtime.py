@@ -15,7 +15,7 @@ from decode.common.typed_config import build
 from distill.config import ResponseSampling, TargetConfig
 from distill.records.config import RecordsConfig
 from distill.stage import run
-from tests.distill.engine_runs import ASKED, opened, served_config
+from tests.distill.engine_runs import ASKED, changed, opened, served_config
 from tests.distill.fake_servers import FakeVllm, fake_vllm
 from tests.distill.vllm_proxy import state_of
 from tests.fake_server import Answer
@@ -200,6 +200,14 @@ def test_servers_that_do_not_fit_are_refused(tmp_path: Path, server: FakeVllm, n
         run(served_config(tmp_path, server))
     assert not (tmp_path / "records").exists()
     assert not [one for one in server.asked if one.get("max_tokens") == 8]
+
+
+def test_a_server_that_turns_texts_otherwise_is_refused(tmp_path: Path, server: FakeVllm) -> None:
+    """By its own room: a short text too would get the long factors."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "rope_theta": 1e4}
+    changed(tmp_path / "target", {"rope_parameters": rope | {"original_max_position_embeddings": 32}})
+    with pytest.raises(InputError, match="if started for 64 tokens: 32 at most, and texts of 31"):
+        run(served_config(tmp_path, server))
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, server: FakeVllm) -> None:

@@ -323,6 +323,10 @@ def latent(folder: Path) -> None:
     changed(save_tiny_target(folder), {"kv_lora_rank": 16})
 
 
+def dynamic(folder: Path) -> None:
+    changed(save_tiny_target(folder), {"rope_parameters": ROTATIONS[0][0]})
+
+
 def olmo2(folder: Path) -> None:
     shape: dict[str, Any] = {
         "vocab_size": 300,
@@ -359,6 +363,7 @@ def test_rotations_that_vllm_makes_otherwise_are_refused(
     [
         (quantised, "is quantised, lm_head.weight as well"),
         (latent, r"latent attention \(MLA\)"),
+        (dynamic, "has rope_type=dynamic, by which vLLM turns texts otherwise"),
         (olmo2, "olmo2 model.*granite, llama, mistral"),
     ],
 )

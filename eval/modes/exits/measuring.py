@@ -128,10 +128,8 @@ def exits_of(model: PreTrainedModel, layers: Sequence[int], adapters: Mapping[st
     for layer in layers:
         refuse_inseparable(model, layers_of(model), layer)
     plain = [Exit(f"layer {layer}", layer) for layer in layers]
-    return [
-        *plain,
-        *(Exit(name, one.config.exit_layer, folder, one.adapter) for name, (folder, one) in adapters.items()),
-    ]
+    own = [Exit(name, one.config.exit_layer, folder, one.adapter) for name, (folder, one) in adapters.items()]
+    return [*plain, *own]
 
 
 def entries(

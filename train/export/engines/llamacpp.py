@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from decode.drafters.eagle3 import Eagle3Config
+from decode.formats.base import Layout
 from decode.formats.blocks import DFLASH
 from decode.formats.dflash2 import DFLASH2
 from decode.formats.dspark import DSPARK
@@ -59,6 +60,13 @@ def refuses_eagle3(source: Source, _model_impl: str) -> str | None:
     )
 
 
+def dflash(layout: Layout, *asked: blocks.Asked) -> Loads:
+    """Of DFlash or DFlash2, which the graph tells apart by the selector's tensors; `asked` besides what both need."""
+    since, names = "builds of October 2026", blocks.LLAMACPP_DFLASH_NAMES
+    both = (blocks.reduced, blocks.no_id)
+    return blocks.loads(layout, since, launch("draft-dflash"), names, "llama.cpp", *both, *asked, tried="run")
+
+
 EAGLE3_NAMES = NameRules(
     renames=((r"^(midlayer|layers\.0)\.", "model.layers.0."),),
     skips=("^t2d$",),
@@ -80,16 +88,7 @@ ENGINE = Engine(
             targets=PLAIN,
         ),
         "medusa": "llama.cpp has no Medusa heads; train draft=lm or draft=eagle3 instead",
-        "dflash": blocks.loads(
-            DFLASH,
-            "builds of October 2026",
-            launch("draft-dflash"),
-            blocks.LLAMACPP_DFLASH_NAMES,
-            "llama.cpp",
-            blocks.reduced,
-            blocks.no_id,
-            tried="run",
-        ),
+        "dflash": dflash(DFLASH),
         "dspark": blocks.loads(
             DSPARK,
             "builds of October 2026",
@@ -101,16 +100,6 @@ ENGINE = Engine(
             tried="run",
         ),
         **VLLM_ALONE,
-        "dflash2": blocks.loads(
-            DFLASH2,
-            "builds of October 2026",
-            launch("draft-dflash"),
-            blocks.LLAMACPP_DFLASH_NAMES,
-            "llama.cpp",
-            blocks.reduced,
-            blocks.no_id,
-            blocks.narrow,
-            tried="run",
-        ),
+        "dflash2": dflash(DFLASH2, blocks.narrow),
     },
 )
