@@ -85,7 +85,7 @@ _DSPARK = _BLOCK | {"markov_rank": 8, "confidence": True, "mask_token": _UNUSED}
 _DFLASH2 = {"depth": K, "taps": TAPS, "markov_rank": 8, "candidates": 4, "anchors": 40}
 DRAFTS: dict[str, dict[str, Any]] = {
     "lm": {"family": "lm", "layers": 1, "width": 64, "heads": 2},
-    "pard": {"family": "lm", "layers": 1, "width": 64, "heads": 2, "parallel": _PARALLEL},
+    "pard": {"family": "lm", "layers": 2, "width": 64, "heads": 2, "parallel": _PARALLEL},
     "eagle3": _EAGLE3,
     "eagle3-reduced": _EAGLE3 | {"head": _EAGLE3["head"] | {"vocab": REDUCED}},
     "peagle": {"family": "peagle", "layers": 2, "head": _EAGLE3["head"] | {"mask_token": _UNUSED}},
