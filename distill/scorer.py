@@ -14,7 +14,7 @@ from distill.corpora.corpus import unit_hash
 from distill.records.distribution_stores import Arrays, Layout
 from distill.records.feature_codes import FeatureCode
 from distill.records.record_shards import Record
-from distill.target_passes import STATE_ENTRIES, Pass, Passes
+from distill.target_passes import STATE_ENTRIES, Pass, Passes, check_finite
 
 CHUNK_ENTRIES = 1 << 23  # rows * vocabulary held at once: 32 MiB in float32, four times over while a tail is drawn
 ERRORS = "errors"  # what the errors of coded states are called, as long as they travel with them
@@ -52,7 +52,8 @@ class Scorer:
         hidden = one.hidden
         rows = torch.cat([hidden[row, place.to(hidden.device)] for row, place in enumerate(places)])  # (R, d)
         uniforms = torch.cat([self._uniforms(record) for record in one.records])
-        arrays = _joined(self._chunks(rows, uniforms))
+        documents = [record.meta["document"] for record in one.records]
+        arrays = _joined(self._chunks(rows, uniforms, np.repeat(documents, counts).tolist()))
         for record, payload in zip(one.records, _split(arrays, counts), strict=True):
             record.payload = payload
 
@@ -65,11 +66,13 @@ class Scorer:
             record.feature_errors = features.pop(ERRORS)
             record.features = features
 
-    def _chunks(self, rows: Tensor, uniforms: Tensor) -> Iterator[Arrays]:
+    def _chunks(self, rows: Tensor, uniforms: Tensor, documents: list[str]) -> Iterator[Arrays]:
         needs_log_p = any(store.needs_log_p for store in self.stores)
         for start in range(0, max(1, len(rows)), self.chunk_rows):
             part = slice(start, start + self.chunk_rows)
             log_p = self.passes.head(rows[part]).float().log_softmax(-1) if needs_log_p else None
+            told = rows[part] if log_p is None else log_p[:, :1].exp()  # a NaN among logits is one in every entry
+            check_finite("predictions", told.isfinite().all(-1).tolist(), documents[part])
             yield {
                 name: array
                 for store in self.stores

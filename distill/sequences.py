@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from decode.common.errors import ConfigError, InputError
 from decode.common.progress import get_logger
+from decode.common.run_folder import sha256_file
 from distill.corpora.corpus import Corpus, Document, Split, in_groups
 from distill.objectives.target_distribution import TargetDistribution
 from distill.prompts.chat import check_words, encode_chat
@@ -63,6 +65,11 @@ class RecordSequences:
         self.folder, self.indices, self.max_length, self.layers = folder, indices, max_length, tuple(layers)
         self.store = None if store is None else folder.layout.store_named(store)
         self.lengths = np.minimum(folder.lengths[indices], max_length)
+
+    @property
+    def sha256(self) -> str:
+        """Of the folder's manifest, which names the bytes of every shard."""
+        return sha256_file(self.folder.path / "manifest.json")
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -118,6 +125,14 @@ class TextSequences:
         self._masks = np.concatenate([sequence.loss_mask for sequence in sequences])
         self.lengths = np.diff(self._starts)
 
+    @property
+    def sha256(self) -> str:
+        """Of all tokens, with what is learned of them and where sequences begin."""
+        found = hashlib.sha256()
+        for part in (self._ids, self._masks, self._starts):
+            found.update(part.tobytes())
+        return found.hexdigest()
+
     def __len__(self) -> int:
         return len(self.lengths)
 
@@ -139,6 +154,11 @@ class SequenceSource(Protocol):
 
     lengths: np.ndarray
     """(n,) tokens of each."""
+
+    @property
+    def sha256(self) -> str:
+        """Of what is learned from."""
+        ...
 
     def __len__(self) -> int: ...
 

@@ -48,14 +48,18 @@ class Pass:
         assert self.read is not None
         found = [self.read[row, : len(record.ids)] for row, record in enumerate(self.records)]
         finite = [bool(state.isfinite().all()) for state in found]
-        broken = [record.meta["document"] for record, good in zip(self.records, finite, strict=True) if not good]
-        if broken:
-            raise RunError(
-                f"the target's hidden states are not finite in the texts of {', '.join(broken[:5])}, so nothing can be "
-                "learned from them. Give the target in a wider precision (target.dtype=float32), or leave those "
-                "documents out"
-            )
+        check_finite("hidden states", finite, [record.meta["document"] for record in self.records])
         return found
+
+
+def check_finite(what: str, finite: Sequence[bool], documents: Sequence[str]) -> None:
+    """RunError that names the documents of what is not."""
+    broken = dict.fromkeys(name for name, good in zip(documents, finite, strict=True) if not good)
+    if broken:
+        raise RunError(
+            f"the target's {what} are not finite in the texts of {', '.join([*broken][:5])}, so nothing can be learned "
+            "from them. Give the target in a wider precision (target.dtype=float32), or leave those documents out"
+        )
 
 
 class Passes(ABC):

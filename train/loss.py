@@ -31,6 +31,9 @@ class DraftLoss(nn.Module):
         """Minimised until the loop takes it away."""
         self.window = window
         self.chunk_rows = objective.chunk_rows or MOST_ROWS
+        self.counts_accepted = True
+        """Whether acceptance is counted in training too: of 152k tokens a narrow draft spends a quarter of its loss
+        on that."""
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(differentiable loss (), everything else as `Sums.tensor`).
@@ -41,7 +44,9 @@ class DraftLoss(nn.Module):
         """
         steps = list(self.draft.unroll(batch))  # type: ignore[operator]
         alike = self.config.credit == "none"
-        scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows, alike)
+        is_read = self.config.credit != "none" or any(one.confidence is not None for one in steps)
+        chances = is_read or self.counts_accepted or not self.training
+        scores = score(steps, batch, self.warm_up or self.objective, self.chunk_rows, alike, chances)
         learned = int(batch.next_token_rows().sum())
         weighted, weights = self._weighted_loss(scores, steps[0].begins_everywhere)
         confidence, predicted = confidence_loss(steps, scores)
@@ -62,7 +67,7 @@ class DraftLoss(nn.Module):
 
     def _sums(self, batch: Batch, scores: list[Scores], loss: float, count: float) -> Sums:
         tokens = float((batch.document >= 0).sum())
-        if batch.target is None:
+        if scores[0].alpha is None:
             return Sums(loss, count, tokens=tokens)
         slots = sum(int(one.valid.sum()) for one in scores)
         alpha, tau, rounds = self._accepted(scores)

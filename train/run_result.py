@@ -76,6 +76,7 @@ def facts(inputs: Inputs, state: TrainState) -> dict[str, Any]:
         **state.best.means(),
         "validation_tokens": int(state.best.tokens),
         "tokens": state.tokens,
+        "train_tokens": inputs.train.num_tokens,
         **({} if state.switched_at is None else {"switched_at": state.switched_at}),
         "num_parameters": inputs.blueprint.num_parameters,
         **({} if state.start is None else {"start": state.start.means()}),

@@ -46,3 +46,9 @@ def settled(cfg: TrainConfig, blueprint: Blueprint, row: int) -> TrainConfig:
     rates = {name: peak * scale for name, peak in peaks.items() if getattr(cfg, name) is None}
     objective = replace(cfg.objective, chunk_rows=cfg.objective.chunk_rows or rows_at_once(row))
     return replace(cfg, optimizer=chosen_optimizer(cfg), objective=objective, **rates)
+
+
+def rates(cfg: TrainConfig) -> str:
+    """Optimizer and peak learning rates, as they are settled."""
+    adamw = f"AdamW at {cfg.lr:.3g}"
+    return adamw if cfg.optimizer == "adamw" else f"Muon at {cfg.muon_lr:.3g}, tables and norms by {adamw}"

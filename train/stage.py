@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def run(cfg: TrainConfig) -> None:
     is_main = accelerator.is_main_process
     with (
         served(known, inputs, accelerator.process_index, accelerator.device) as (completed, ends),
-        open_run(cfg.output_dir, "train", cfg, cfg.resume, is_main, bound) as folder,
+        open_run(cfg.output_dir, "train", cfg, cfg.resume, is_main, bound | _learned_from(inputs, is_main)) as folder,
     ):
         if not folder.is_finished:
             check_same_server(completed, folder.path, is_main)
@@ -88,11 +88,11 @@ def run(cfg: TrainConfig) -> None:
 
 
 def _check_finished(cfg: TrainConfig, world_size: int) -> None:
-    """A finished run is this one if it made the same steps: batch sizes are not compared with run.json."""
+    """A finished run is this one if it made the same steps: run.json says those it was begun with, not what it went on
+    with."""
     run = Path(cfg.output_dir)
-    newest, there = Checkpoints(run / "checkpoints", 1).newest(), RUN.read(run / "run.json").config
-    rows = cfg.batch_size * cfg.gradient_accumulation
-    if newest is not None and rows != there["batch_size"] * there["gradient_accumulation"]:
+    newest, rows = Checkpoints(run / "checkpoints", 1).newest(), cfg.batch_size * cfg.gradient_accumulation
+    if newest is not None and rows * read_state(newest).world_size != read_state(newest).rows_per_step:
         check_ranks(newest, world_size, rows * world_size, is_bound=False)
 
 
@@ -105,6 +105,17 @@ def _with_chats(cfg: TrainConfig) -> tuple[TrainConfig, dict[str, str | None]]:
     source = cfg.target if has_target else ModelConfig(path=cfg.tokenizer.path)
     tokenizer = describe_model(source).tokenizer if has_target else load_tokenizer(source)
     return replace(cfg, data=with_day(cfg.data, tokenizer, cfg.output_dir)), bound_to(tokenizer)
+
+
+def _learned_from(inputs: Inputs, is_main: bool) -> dict[str, str | None]:
+    """What a run that goes on has to find as it was: texts and records by their bytes, and a target that gives states
+    or p in training. Rank 0 alone binds the folder."""
+    if not is_main:
+        return {}
+    sources = (inputs.train.source, inputs.validation.source)
+    target = inputs.target
+    weights = None if target is None else target.stored_fingerprint or target.fingerprint
+    return {"data_hash": sha256("".join(one.sha256 for one in sources).encode()).hexdigest(), "target_weights": weights}
 
 
 def _train(
@@ -207,7 +218,7 @@ def _restore(accelerator: Accelerator, checkpoints: Checkpoints, folder: Path, s
             checkpoints.forget_after(-1)
         return TrainState()
     if accelerator.is_main_process:
-        if folder.resolve() not in start_from.resolve().parents:
+        if not _is_of(start_from, folder):
             start_from = adopt(start_from, folder)
         checkpoints.forget_after(read_state(start_from).step)
     accelerator.wait_for_everyone()
@@ -216,6 +227,10 @@ def _restore(accelerator: Accelerator, checkpoints: Checkpoints, folder: Path, s
     state = checkpoints.restore(accelerator, start_from)
     logger.info("resumed from %s", start_from)
     return state
+
+
+def _is_of(checkpoint: Path, run: Path) -> bool:
+    return run.resolve() in checkpoint.resolve().parents
 
 
 def _resume_point(cfg: TrainConfig) -> Path | None:
@@ -254,6 +269,12 @@ def _check_resume(cfg: TrainConfig) -> None:
                 f"resume={cfg.resume} was made with {'.'.join(where)}={there}, and this run has {here}: its weights "
                 "and optimizer state would not fit. Give the same value, or start with draft.init_from instead"
             )
+    done = read_state(checkpoint).step
+    if not _is_of(checkpoint, Path(cfg.output_dir)) and done >= cfg.steps:
+        raise ConfigError(
+            f"resume={cfg.resume} has done {done} steps, and steps={cfg.steps} counts these: nothing would be learned. "
+            f"Use steps={done + cfg.steps}, or draft.init_from instead to start from its weights"
+        )
 
 
 def _run_id(folder: Path) -> str:
@@ -261,7 +282,7 @@ def _run_id(folder: Path) -> str:
     if not is_main_process():
         return ""
     started = RUN.read(folder / "run.json").started
-    return hashlib.sha256(f"{folder.absolute()} {started}".encode()).hexdigest()[:12]
+    return sha256(f"{folder.absolute()} {started}".encode()).hexdigest()[:12]
 
 
 def _on(target: ModelConfig, device: torch.device) -> ModelConfig:

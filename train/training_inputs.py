@@ -22,6 +22,7 @@ from decode.models.describe import ModelDescription, describe_model
 from distill.corpora.bad_rows import BadRowCount
 from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus
+from distill.objectives.config import NEEDS_ALPHA
 from distill.objectives.draft_vocabulary import frequent_tokens
 from distill.objectives.objective import build_objective, warm_up_of
 from distill.prompts.held_out_count import HeldOutCount, count_held_out
@@ -118,6 +119,7 @@ def open_inputs(cfg: TrainConfig) -> Inputs:
         always = special_tokens(target, tokenizer)
         vocab, covered = frequent_tokens(sources[0], blueprint.wants_vocab, target.vocab_size, always)
         blueprint = blueprint.with_vocab(vocab)
+    _check_rounds(cfg, blueprint, min(int(source.lengths.max()) for source in sources))
     train, validation = (PackedSource.of(source, cfg.sequence_length, cfg.seed, layers) for source in sources)
     _check_learned(cfg, "training split", train, range(len(train.rows)))
     _check_covered(cfg, covered)
@@ -159,11 +161,15 @@ def _check_length(cfg: TrainConfig, target: ModelDescription | None, blueprint: 
             f"sequence_length={cfg.sequence_length} is longer than {what}, {limit} tokens; positions beyond it mean "
             f"nothing. Use sequence_length={limit} or less",
         )
+
+
+def _check_rounds(cfg: TrainConfig, blueprint: Blueprint, longest: int) -> None:
+    """`longest` are the tokens of the longest text that a row holds, of the split whose texts are shorter."""
     require(
-        blueprint.depth is not None or cfg.objective.credit == "none" or cfg.window < cfg.sequence_length,
-        f"objective.credit={cfg.objective.credit} weighs whole rounds, and no row of "
-        f"sequence_length={cfg.sequence_length} tokens holds one of window={cfg.window}. Use a smaller window, a "
-        "longer sequence_length, or objective.credit=none",
+        blueprint.depth is not None or cfg.objective.credit == "none" or cfg.window < longest,
+        f"objective.credit={cfg.objective.credit} weighs whole rounds, and no text, of {longest} tokens at most "
+        f"(sequence_length={cfg.sequence_length}), holds one of window={cfg.window}. Use a smaller window, longer "
+        "texts, or objective.credit=none",
     )
 
 
@@ -192,6 +198,12 @@ def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:
     if not cfg.makes_p:
         for one in every:
             one.check_source(None if not names else bool(dense) if one.needs == "dense" else True)
+        require(
+            bool(names) or cfg.objective.credit not in NEEDS_ALPHA,
+            f"objective.credit={cfg.objective.credit} weighs a token by the acceptance of those before it, and "
+            f"records={cfg.records} hold text alone (records.store=[]). Give records that keep p, "
+            "target_source=live, or objective.credit=none or decay",
+        )
     return dense[0] if needs_dense and dense else next(iter(names), None)
 
 

@@ -129,6 +129,7 @@ class TrainingLoop:
     def take_step(self, step: int, batches: list[Batch]) -> None:
         """One optimizer step; the loss is the mean over the learned tokens of all ranks and micro-steps together."""
         compute, accelerator = self.compute, self.accelerator
+        self.draft_loss.counts_accepted = self._is_logged(step + 1)
         self.lr = compute.schedule.apply(compute.optimizers, step)
         learned = torch.stack([batch.next_token_rows().sum() for batch in batches]).sum().to(accelerator.device)
         total_learned = int(accelerator.reduce(learned, "sum"))  # type: ignore[arg-type]
@@ -184,12 +185,15 @@ class TrainingLoop:
     def _write_down(self, bar: Any) -> None:
         self.state.step += 1
         step, is_last = self.state.step, self.state.step == self.cfg.steps
-        if step % self.cfg.log_every == 0 or is_last:
+        if self._is_logged(step):
             self._log_training(bar)
         if step % self.cfg.validate_every == 0 or is_last:
             self._validate()
         if step % self.cfg.checkpoint_every == 0 or is_last:
             self._checkpoint()
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.cfg.log_every == 0 or step == self.cfg.steps
 
     def _log_training(self, bar: Any) -> None:
         means = self.state.since_log.means()
@@ -231,8 +235,12 @@ class TrainingLoop:
         """From its warm-up, for good; all ranks see the same validation."""
         if step is not None and self.cfg.objective.warm_up is not None:
             logger.info("objective=%s from step %d on", self.cfg.objective.name, step)
-            loss = cast(DraftLoss, self.accelerator.unwrap_model(self.compute.module))
-            self.state.switched_at, loss.warm_up = step, None
+            self.state.switched_at, self.draft_loss.warm_up = step, None
+
+    @property
+    def draft_loss(self) -> DraftLoss:
+        """Out of the engine's wrapping."""
+        return cast(DraftLoss, self.accelerator.unwrap_model(self.compute.module))
 
     def _keep_if_best(self, sums: Sums) -> None:
         score = sums.score()

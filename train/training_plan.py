@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from distill.corpora.bad_rows import BadRowCount
 from distill.prompts.held_out_count import HeldOutCount
 from train.config import TrainConfig
+from train.settled import rates
 from train.training_inputs import Inputs
 
 USUAL_TOKENS = 250_000_000
@@ -49,6 +50,8 @@ class TrainingPlan:
     """One checkpoint."""
     rates: str
     """Optimizer and peak learning rates."""
+    engines: list[str]
+    """Lines on the engines that will load a head, and why others will not; of a draft LM all do."""
     disk_bytes: int
     """All that is kept at once: checkpoints, the best weights twice while they change, the export."""
 
@@ -74,7 +77,8 @@ class TrainingPlan:
             few_held_out=_few_held_out(cfg, inputs),
             bad_rows=inputs.bad_rows,
             checkpoint_bytes=checkpoint,
-            rates=_rates(cfg),
+            rates=rates(cfg),
+            engines=inputs.blueprint.engines(inputs.target),
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
         )
 
@@ -120,6 +124,7 @@ class TrainingPlan:
                 f"target: {self.target_parameters:,} parameters, frozen; a draft token reads {self.cost:.1%} of the "
                 "weights that one of the target does"
             )
+        lines += self.engines
         if self.held_out is not None:
             lines.append(f"held out: {self.held_out.line()}")
         if self.bad_rows:
@@ -132,8 +137,3 @@ def _few_held_out(cfg: TrainConfig, inputs: Inputs) -> str | None:
     if cfg.data is None or inputs.held_out is None:
         return None
     return inputs.held_out.warning(cfg.data.heldout_share)
-
-
-def _rates(cfg: TrainConfig) -> str:
-    adamw = f"AdamW at {cfg.lr:g}"
-    return adamw if cfg.optimizer == "adamw" else f"Muon at {cfg.muon_lr:g}, tables and norms by {adamw}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +28,16 @@ SPINS = "10000"
 of thousands. SmolLM2, 2 cores, batch 1, plain: 52 tokens/s alone either way; beside a busy process 16, and with the
 default not one text in 200 s. With 100, or OMP_WAIT_POLICY=PASSIVE, 28 alone."""
 UNREAD = 141  # 128 + SIGPIPE: what a shell sees of a program that the signal ends
+TERMINATED = 143  # 128 + SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """By SIGTERM, as schedulers send it before they kill."""
 
 
 def stage_main(stage: str, config: str, run: str, figures: Figures | None) -> NoReturn:
-    """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted, 141 output unread.
+    """Run one stage from `sys.argv`, then exit: 0 done, 1 RunError, 2 UserError, 130 interrupted, 141 output unread,
+    143 terminated.
 
     `config` ("module:Class") is imported to check the configuration, `run` ("module:function") only after that, so that
     a bad configuration fails before torch is imported. `--multirun` runs one subprocess per combination of values, and
@@ -38,16 +45,26 @@ def stage_main(stage: str, config: str, run: str, figures: Figures | None) -> No
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is imported
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # a rank that waits for others in C would not hear it
+        signal.signal(signal.SIGTERM, _terminate)
     with quiet_when_unread():
         try:
             code = _run(stage, config, run, figures)
-        except KeyboardInterrupt:  # before the stage began, or between the jobs of a sweep
+        except KeyboardInterrupt as stop:  # before the stage began, or between the jobs of a sweep
             jobs = wants_sweep(sys.argv[1:])
             _interrupted(
                 stage, "Finished jobs are kept; to go on, run the same command with resume=auto" if jobs else ""
             )
-            code = 130
+            code = _code_of(stop)
     sys.exit(code)
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
+def _code_of(stop: KeyboardInterrupt) -> int:
+    return TERMINATED if isinstance(stop, Terminated) else 130
 
 
 def _run(stage: str, config: str, run: str, figures: Figures | None) -> int:
@@ -96,9 +113,9 @@ def _run_stage(stage: str, run: str, config: Any) -> int:
     except UserError as error:
         _say(stage, f"error{rank}", error)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         _interrupted(stage, how_to_go_on(config))
-        return 130
+        return _code_of(stop)
     except RunError as error:
         _say(stage, f"failed{rank}", error)
         return 1

@@ -46,8 +46,10 @@ class OutputHead:
         return self.weight.dtype
 
     def __call__(self, hidden: Tensor) -> Tensor:  # (..., d) -> (..., V)
-        """Logits on the head's device; recorded hidden states may come from another one."""
-        return self.rescaled(self.module(hidden.to(self.weight.device)))
+        """Logits on the head's device; recorded hidden states may come from another one, or in another precision."""
+        weight = self.weight
+        dtype = weight.dtype if weight.is_floating_point() else hidden.dtype
+        return self.rescaled(self.module(hidden.to(weight.device, dtype)))
 
     def of_rows(self, hidden: Tensor, rows: Tensor) -> Tensor:  # (..., d), (V', d) -> (..., V')
         """Logits by some rows of its matrix alone, where it has no bias. As a product of two matrices: of more

@@ -12,7 +12,8 @@ from decode.common.errors import InputError
 from decode.common.progress import get_logger
 
 MANY = 1000
-"""Bad rows after which a corpus is not read to its end to know their share: it may have millions."""
+"""Bad rows after which a corpus, which may have millions, is not read to its end to know their share: as many rows as
+may hold so many are enough. Fewer are not, since bad ones may stand first."""
 LONGEST = 500
 """Characters of a row's message that are kept as an example."""
 Made = TypeVar("Made")
@@ -85,7 +86,7 @@ class BadRows:
             return
         self._places[bad.where] = bad.reason
         self._examples.setdefault(bad.reason, str(bad)[:LONGEST])
-        if len(self._places) >= MANY:
+        if len(self._places) >= MANY and (not self.share or self.share * self.rows >= MANY):
             self.check()
 
     def cut(self, where: str) -> None:

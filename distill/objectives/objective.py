@@ -77,6 +77,8 @@ class Objective:
     name: str
     terms: tuple[Term, ...]
     weigh: Weigh = lambda alpha: (1.0,)
+    reads_alpha: bool = False
+    """Whether `weigh` does."""
 
     @property
     def needs(self) -> Needs:
@@ -87,12 +89,14 @@ class Objective:
         """Rows that any term learns from."""
         return torch.stack([term.learned(lesson) for term in self.terms]).any(0)
 
-    def loss(self, log_q: Tensor, lesson: Lesson, drafted: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """log q (R, V) float32 -> loss (R,) with gradient, and without, None where no p is known, the chances (R, 3)
+    def loss(
+        self, log_q: Tensor, lesson: Lesson, drafted: Tensor | None = None, chances: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """log q (R, V) float32 -> loss (R,) with gradient, and without, if asked for and p is known, the chances (R, 3)
         that the draft's token is accepted: at temperature 1, alpha; at 0, whether both prefer the same token; and at 1
         where the text goes on as it does. `drafted`, like log q, is what is drafted by, where that differs."""
         accepted = None
-        if lesson.p is not None:
+        if lesson.p is not None and chances:
             by = log_q.detach() if drafted is None else drafted
             agrees = by.argmax(-1) == lesson.likeliest_at
             here = acceptance_of(by, lesson.p, lesson.next_at).where(lesson.next_is_inside, 0.0)
@@ -119,7 +123,7 @@ class Objective:
 def build_objective(config: ObjectiveConfig) -> Objective:
     """The objective of `config`, its warm-up aside."""
     if config.name == "lk_hybrid":
-        return Objective(config.name, (TERMS["forward_kl"], TERMS["tv"]), partial(lk_weights, eta=config.eta))
+        return Objective(config.name, (TERMS["forward_kl"], TERMS["tv"]), partial(lk_weights, eta=config.eta), True)
     if config.name == "mixture":
         weights = tuple(config.terms.values())
         name = " + ".join(f"{weight:g} {name}" for name, weight in config.terms.items())

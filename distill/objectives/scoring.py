@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from distill.objectives.objective import Objective
 
 Evaluator = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-"""Hidden states (R, d) -> differentiable loss (R,) and detached chances of acceptance (R, 3), None without p."""
+"""Hidden states (R, d) -> differentiable loss (R,) and detached chances of acceptance (R, 3); None without p, or where
+they are not asked for."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Scores:
     """(B, M) float32, differentiable; 0 where not `learned`."""
     alpha: Tensor | None
     """(B, M) float32, detached, 0 where not `valid`: the chance of acceptance at temperature 1; None without a target
-    distribution."""
+    distribution, or unasked."""
     greedy: Tensor | None
     """The same at temperature 0: 1 where the draft prefers the token that the target prefers."""
     here: Tensor | None
@@ -59,10 +60,16 @@ def rows_at_once(vocab_size: int) -> int:
 
 
 def score(
-    steps: Sequence[Step], batch: Batch, objective: Objective, chunk_rows: int, alike: bool = False
+    steps: Sequence[Step],
+    batch: Batch,
+    objective: Objective,
+    chunk_rows: int,
+    alike: bool = False,
+    chances: bool = True,
 ) -> list[Scores]:
-    """Loss and acceptance of every valid slot of every step. `alike` is of a caller who takes the plain sum of all
-    losses, or a multiple of it: a head's weights then learn without their logits being made twice.
+    """Loss and acceptance of every valid slot of every step; the loss alone without `chances`. `alike` is of a caller
+    who takes the plain sum of all losses, or a multiple of it: a head's weights then learn without their logits being
+    made twice.
 
     Without valid slots the loss is 0 with a zero gradient. Raises ConfigError where the objective needs more of p than
     the batch has.
@@ -70,7 +77,7 @@ def score(
     target: TargetDistribution | None = batch.target
     objective.check_source(None if target is None else target.is_dense)
     judged = [Judged.of(step, batch, chunk_rows) for step in steps]
-    teach = _Teacher(batch, objective)
+    teach = _Teacher(batch, objective, chances or objective.reads_alpha)
     if all(_is_at_hand(step.head_weights, alike) for step in steps):
         return _at_once(judged, teach)
     return [_recomputed(one, teach) for one in judged]
@@ -137,6 +144,7 @@ class Judged:
 class _Teacher:
     batch: Batch
     objective: Objective
+    chances: bool
 
     def lesson(self, rows: Tensor, vocab: Tensor | None) -> Lesson:
         """What these rows (R,) teach a draft of that vocabulary."""
@@ -150,8 +158,9 @@ class _Teacher:
         def evaluate(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
             log_q = _log_softmax(step.head, hidden)
             with torch.no_grad():
-                drafted = None if step.drafts_by is None else _log_softmax(step.drafts_by, hidden)
-            return self.objective.loss(log_q, lesson, drafted)
+                other = step.drafts_by if self.chances else None
+                drafted = None if other is None else _log_softmax(other, hidden)
+            return self.objective.loss(log_q, lesson, drafted, self.chances)
 
         return evaluate
 

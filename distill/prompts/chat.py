@@ -212,7 +212,7 @@ def _turn_span(
     if begin < 0 or not stands or not after.startswith(start):
         raise BadRow(where, REWRITES, f" (message {turn + 1})")
     end = begin + len(content)
-    closing = after[after.index(content, len(start)) + len(content) :].rstrip()
+    closing = after[after.rindex(content, len(start)) + len(content) :].rstrip()  # a thought may hold it, too
     return len(before) if start is before else begin, end + len(closing) if text.startswith(closing, end) else end
 
 

@@ -58,6 +58,7 @@ _FILES = {
             extra: Optim | None = None
     """,
     "toystage/stage.py": """
+        import signal
         from pathlib import Path
         from decode.common.errors import InputError, RunError
         from decode.common.checked_json import write_json
@@ -74,6 +75,8 @@ _FILES = {
                 raise KeyboardInterrupt
             with open_run(config.output_dir, "toystage", config, config.resume) as folder:
                 if Path("on_the_way").exists():
+                    if Path("on_the_way").read_text() == "sigterm":
+                        signal.raise_signal(signal.SIGTERM)
                     raise {"crash": ZeroDivisionError, "disk": OSError, "ctrl-c": KeyboardInterrupt}[
                         Path("on_the_way").read_text()
                     ]("no more")
@@ -239,7 +242,7 @@ def test_failures_on_the_way_have_their_own_codes(stage, capsys) -> None:
     assert stage("outcome=interrupted") == 130
 
 
-@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("disk", 1), ("crash", 1)])
+@pytest.mark.parametrize(("how", "code"), [("ctrl-c", 130), ("sigterm", 143), ("disk", 1), ("crash", 1)])
 def test_a_run_that_ended_on_its_way_says_how_to_go_on_and_so_does_the_next_start(stage, capsys, how, code) -> None:
     Path("on_the_way").write_text(how)
     hint = "What is finished is kept in runs/toy; to go on, run the same command"

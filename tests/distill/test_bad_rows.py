@@ -15,6 +15,7 @@ from decode.common.errors import InputError
 from decode.config import ModelConfig
 from decode.models.describe import describe_model
 from distill.config import DistillConfig, PromptConfig, ResponseSampling
+from distill.corpora.bad_rows import BadRow, BadRows
 from distill.corpora.config import DataConfig
 from distill.corpora.configured import load_corpus
 from distill.datastore.config import DatastoreConfig
@@ -162,6 +163,23 @@ def test_every_stage_leaves_them_out_and_refuses_too_many(
     assert ("line 6: the chat template refuses" in told) == (read is not read_by_a_report)  # which reads no such split
     with pytest.raises(InputError, match=r"of 63 rows read cannot be used, more than data\.bad_rows=0"):
         read(tmp_path, replace(data, bad_rows=0.01))
+
+
+@pytest.mark.parametrize(("share", "read"), [(0.05, 20_000), (0.0, 1_000)])
+def test_a_corpus_is_read_as_far_as_it_takes_to_know_the_share(share: float, read: int) -> None:
+    """A thousand bad rows at its head are few among sixty thousand."""
+
+    def counted(share: float, are_bad: int) -> BadRows:
+        found = BadRows("chats.jsonl", share)
+        for row in range(60_000):
+            found.rows += 1
+            if row < are_bad:
+                found.add(BadRow(f"row {row}", "no text"))
+        return found
+
+    with pytest.raises(InputError, match=f"{read:,} of {read:,} rows read cannot be used"):
+        counted(share, 60_000)
+    assert counted(0.05, 1_000).report().left_out == 1_000
 
 
 def test_rows_that_a_template_refuses_are_too_many_as_well(tmp_path: Path) -> None:

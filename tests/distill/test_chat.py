@@ -169,6 +169,9 @@ def test_tools_calls_and_thoughts_reach_the_template_and_are_learned(template: s
     check_words(tokenizer_with(template), CALLED, "here")
     again = [*CALLED, {"role": "user", "content": "Thank you very much"}, {"role": "assistant", "content": "Well"}]
     assert learned(template, again) == f"{call}<eos>Yes.<eos>Well<eos>"  # templates drop earlier thoughts
+    key = "thinking" if template == THINKING else "reasoning_content"
+    telling = [*CALLED[:-1], CALLED[-1] | {key: "It says Yes. so do I"}, *again[len(CALLED) :]]
+    assert learned(template, telling) == f"{call}<eos>Yes.<eos>Well<eos>"
 
 
 def test_a_template_that_joins_a_call_s_arguments_as_text_is_given_text() -> None:

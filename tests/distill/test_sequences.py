@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from decode.common.errors import RunError
 from distill.config import DistillConfig
 from distill.corpora.config import DataConfig
 from distill.corpora.configured import load_corpus
@@ -170,6 +172,22 @@ def test_a_target_in_bfloat16_gives_p_in_float32() -> None:
     with torch.no_grad():
         exact = model(torch.from_numpy(one.ids)[None]).logits[0, [1, 4, 5]].double().log_softmax(-1)
     assert float((torch.from_numpy(one.payload["full.log_p"]).double() - exact).abs().max()) < 0.006
+
+
+@pytest.mark.parametrize(
+    ("broken", "store"),
+    [*product(("states", "logits"), ("head_tail", "topk", "full")), ("states", "last_hidden")],
+)
+def test_predictions_that_are_not_finite_are_refused(broken: str, store: StoreName) -> None:
+    """As float16 makes them of some targets. Coded, a NaN became log p = 0 of every kept token."""
+    model = tiny_llama(V, WIDTH)
+    scorer = Scorer(ModelPasses(model, [], 2), layout(store), seed=0)
+    weights = model.model.embed_tokens if broken == "states" else model.lm_head
+    weights.weight.data[7] = float("inf")  # a token of the second text alone; all have its logit
+    if broken == "states":
+        scorer.score([text_of(0), text_of(2, prompt=2)])
+    with pytest.raises(RunError, match=r"predictions are not finite in the texts of d1, .*target\.dtype=float32"):
+        scorer.score([text_of(1)])
 
 
 def test_each_text_has_tail_draws_of_its_own() -> None:

@@ -83,8 +83,8 @@ def profile() -> dict:
 
 def card() -> str:
     cfg = build(TrainConfig, tiny_settings(Path("out"), None, records=HOSTILE) | {"target": {"path": HOSTILE}})
-    facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1, "tokens": 1}
-    return model_card(cfg, {**facts, "num_parameters": 10}, 3)
+    facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1}
+    return model_card(cfg, {**facts, "num_parameters": 10, "tokens": 1, "train_tokens": 1}, 3)
 
 
 MARKDOWN = {

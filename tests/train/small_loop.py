@@ -136,6 +136,10 @@ class Rank:
         """It computes in the weights' own precision."""
         return nullcontext()
 
+    def unwrap_model(self, module: nn.Module) -> nn.Module:
+        """It wraps none."""
+        return module
+
     def accumulate(self, module: nn.Module) -> nullcontext:
         """Of one micro-step there is nothing to hold back."""
         return nullcontext()

@@ -19,6 +19,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import RUN
 from train.checkpoints.resuming import adopt, check_ranks, find_checkpoint
 from train.checkpoints.run_checkpoints import Checkpoints, without_aliases
 from train.checkpoints.state import TrainState, read_state
@@ -212,26 +213,36 @@ def test_what_was_written_after_a_step_is_forgotten(tmp_path: Path) -> None:
     save_best(checkpoints, 3)
 
 
-@pytest.mark.parametrize("best", [1, None])
-def test_a_checkpoint_is_adopted_with_its_best_weights_and_its_part_of_the_log(
-    tmp_path: Path, best: int | None
+@pytest.mark.parametrize("judged", ["alike", "by another window", "on other texts"])
+def test_a_checkpoint_is_adopted_with_its_part_of_the_log_and_what_its_run_kept_if_both_judge_alike(
+    tmp_path: Path, judged: str
 ) -> None:
     """Also by a run that was killed while it did so."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
-    for cut_short in ("best_00000001", ".step_00000002.tmp") if best else ():
+    for cut_short in ("best_00000001", ".step_00000002.tmp"):
         (ours / "checkpoints" / cut_short).mkdir(parents=True)
-    ours.mkdir(exist_ok=True)
+    for run in (theirs, ours):
+        run.mkdir(exist_ok=True)
+        of_text = "b" if run == ours and judged == "on other texts" else "a"
+        config = {"window": 2 if run == ours and judged == "by another window" else 7, "steps": len(str(run))}
+        note: dict[str, Any] = {"schema": 1, "stage": "train", "started": "", "config": config}
+        RUN.write(run / "run.json", note | {"started": "now", "bound_to": {"data_hash": of_text}})
     checkpoints = Checkpoints(theirs / "checkpoints", keep=9)
     save_best(checkpoints, 1)
     save_best(checkpoints, 2)
-    state = TrainState(step=2, best_step=best, best_score=best and 0.5, log_position=7)
+    seen = Sums(tau=3.0, tau_count=2.0)
+    done = TrainState(2, 9, since_log=seen, log_position=7, switched_at=1, rows_per_step=4)
+    state = replace(done, best_step=1, best_score=0.5, best=seen, start=seen)
     checkpoints.save(OneProcess(), state)  # type: ignore[arg-type]
     (theirs / "metrics.jsonl").write_text("line 1\nline 2\n")
     adopted = adopt(theirs / "checkpoints" / "step_00000002", ours)
     assert adopted == ours / "checkpoints" / "step_00000002"
     names = {path.name for path in (ours / "checkpoints").iterdir()}
-    assert names == {"step_00000002"} | ({"best_00000001"} if best else set())
-    assert read_state(adopted) == read_state(theirs / "checkpoints" / "step_00000002")
+    assert names == {"step_00000002", "best_00000001"}
+    assert read_state(adopted).state == (state if judged == "alike" else done)
+    kept = ours / "checkpoints" / "best_00000001"
+    assert [path.name for path in kept.iterdir()] == (["model.safetensors"] if judged == "alike" else [])
+    assert read_state(theirs / "checkpoints" / "step_00000002").state == state
     assert (ours / "metrics.jsonl").read_text() == "line 1\n"
     assert checkpoints.newest() == theirs / "checkpoints" / "step_00000002"
 

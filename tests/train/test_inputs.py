@@ -25,7 +25,15 @@ from distill.corpora.configured import load_corpus
 from distill.corpora.corpus import Corpus
 from distill.objectives.target_distribution import Dense
 from tests.tiny import tiny_llama, tiny_tokenizer
-from tests.train.toy import data_settings, head_config, model_config, save_target, text_data, tiny_config
+from tests.train.toy import (
+    data_settings,
+    head_config,
+    model_config,
+    save_target,
+    text_data,
+    tiny_config,
+    write_records,
+)
 from train import stage, training_inputs
 from train.config import TokenizerConfig
 from train.drafts.draft_config import DraftConfig
@@ -130,9 +138,48 @@ def test_the_folder_of_a_run_that_is_not_finished(refuse, tmp_path: Path, target
 
 def test_a_checkpoint_of_another_draft(tmp_path: Path, target: Path, records: Path) -> None:
     stage.run(tiny_config(tmp_path / "first", target, records=str(records)))
-    changes = {"records": str(records), "resume": str(tmp_path / "first"), "draft": {"width": 32}}
+    changes = {"records": str(records), "resume": str(tmp_path / "first")}
     with pytest.raises(UserError, match="was made with draft="):
+        stage.run(tiny_config(tmp_path / "out", target, **changes, draft={"width": 32}))
+    with pytest.raises(UserError, match="has done 6 steps, and steps=6 counts these.*Use steps=12"):
         stage.run(tiny_config(tmp_path / "out", target, **changes))
+
+
+@pytest.mark.parametrize("source", ["texts", "records", "target"])
+def test_what_an_unfinished_run_has_learned_from_is_as_it_was(
+    tmp_path: Path, target: Path, corpus: Path, records: Path, source: str
+) -> None:
+    """Under the same paths: texts that grew, records that were made anew, a target that was replaced."""
+    own = {"texts": corpus, "records": records, "target": target}[source]
+    own = Path(shutil.copytree(own, tmp_path / "own"))
+    live = {"data": data_settings(own if source == "texts" else corpus), "target_source": "live"}
+    changes: dict[str, Any] = {"records": str(own)} if source == "records" else live
+    cfg = tiny_config(tmp_path / "out", own if source == "target" else target, **changes)
+    stage.run(cfg)
+    (tmp_path / "out" / "manifest.json").unlink()
+    cfg.resume = "auto"
+    stage.run(cfg)
+    (tmp_path / "out" / "manifest.json").unlink()
+    if source == "texts":
+        (own / "more.txt").write_text("one more text that is long enough to be learned from\n" * 9)
+    elif source == "records":
+        manifest = own / "manifest.json"
+        manifest.write_text(manifest.read_text() + "\n")
+    else:
+        save_target(own, seed=1)
+    what = "target_weights" if source == "target" else "data_hash"
+    with pytest.raises(UserError, match=rf"was begun with {what} .* the files under their path changed"):
+        stage.run(cfg)
+
+
+@pytest.mark.parametrize("kept", ["float32", "bfloat16"])
+@pytest.mark.parametrize("loaded", ["float32", "bfloat16"])
+def test_recorded_states_become_p_in_the_precision_of_the_target_that_is_loaded(
+    tmp_path: Path, target: Path, corpus: Path, kept: str, loaded: str
+) -> None:
+    records = write_records(tmp_path / "records", target, corpus, ["last_hidden"], dtype=kept)
+    cfg = tiny_config(tmp_path / "out", target, records=str(records), steps=2)
+    stage.run(replace(cfg, target=replace(cfg.target, dtype=loaded)))
 
 
 def test_an_unfinished_run_of_another_configuration(tmp_path: Path, target: Path, records: Path) -> None:

@@ -212,11 +212,19 @@ def test_a_validation_that_counts_nothing_ends_the_run() -> None:
         Sums(tokens=12.0).score()
 
 
-def test_a_window_longer_than_a_row_is_refused(target: Path, records: Path) -> None:
-    settings: dict[str, Any] = {"records": str(records), "window": 32, "objective": {"credit": "decay"}}
-    with pytest.raises(ConfigError, match=r"no row of sequence_length=32 tokens holds one of window=32"):
-        open_inputs(tiny_config(Path("out"), target, **settings))
-    assert open_inputs(tiny_config(Path("out"), target, **settings | {"window": 31}))
+@pytest.mark.parametrize(("length", "longest"), [(32, 24), (16, 16)])
+def test_a_window_longer_than_every_text_is_refused(target: Path, records: Path, length: int, longest: int) -> None:
+    """Of 8 tokens that were given and 16 that the target wrote, as far as a row holds them."""
+    settings: dict[str, Any] = {"records": str(records), "sequence_length": length, "objective": {"credit": "decay"}}
+    with pytest.raises(ConfigError, match=rf"no text, of {longest} tokens .*={length}\), .* window={longest}"):
+        open_inputs(tiny_config(Path("out"), target, **settings, window=longest))
+    assert open_inputs(tiny_config(Path("out"), target, **settings, window=longest - 1))
+
+
+def test_records_of_text_alone_do_not_say_what_was_accepted(target: Path, text_records: Path) -> None:
+    learned = {"name": "cross_entropy", "credit": "dpace"}
+    with pytest.raises(ConfigError, match="credit=dpace weighs .* hold text alone"):
+        open_inputs(tiny_config(Path("out"), target, records=str(text_records), objective=learned))
 
 
 def test_a_chance_that_nothing_trains_is_not_predicted(tmp_path: Path, target: Path, text_records: Path) -> None:

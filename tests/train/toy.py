@@ -42,13 +42,18 @@ def save_target(folder: Path, **overrides: Any) -> Path:
 
 
 def write_records(
-    folder: Path, target: Path, corpus: Path, store: list[str] | None = None, features: dict[str, Any] | None = None
+    folder: Path,
+    target: Path,
+    corpus: Path,
+    store: list[str] | None = None,
+    features: dict[str, Any] | None = None,
+    dtype: str = "auto",
 ) -> Path:
     """Records of the target's own continuations of the corpus."""
     from distill.stage import run
 
     container = {
-        "target": {"path": str(target)},
+        "target": {"path": str(target), "dtype": dtype},
         "data": {"name": "text", "path": str(corpus), "validation_share": 0.2, "heldout_share": 0.1},
         "prompts": {"tokens": 8, "per_document": 2, "count": 24, "validation_count": 6},
         "sampling": {"max_new_tokens": 16},

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from decode.common.errors import ConfigError, InputError
+from decode.common.run_folder import RUN
 from train.checkpoints.run_checkpoints import Checkpoints
-from train.checkpoints.state import SAVED, STATE, read_state
+from train.checkpoints.state import SAVED, STATE, read_state, write_state
 from train.checkpoints.whole_folders import HIDDEN, copy_whole
+from train.metric_sums import Sums
 from train.metrics_log import METRICS
 
 
@@ -62,13 +66,38 @@ def check_whole(checkpoint: Path) -> None:
 
 
 def adopt(checkpoint: Path, run: Path) -> Path:
-    """Copy a checkpoint of another run into `run`, with the weights it keeps and its part of the log."""
+    """Copy a checkpoint of another run into `run`, with its part of the log, and the weights that it keeps where both
+    runs judge alike: by another validation these could win over all that come."""
     saved = read_state(checkpoint)
     target = run / "checkpoints" / checkpoint.name
     Checkpoints(target.parent, 1).sweep()
-    if saved.best_step is not None:
+    state = saved.state
+    if not _judge_alike(checkpoint.parent.parent, run):
+        state = replace(state, best_step=None, best_score=None, best=Sums(), start=None)
+    elif saved.best_step is not None:
         copy_whole(checkpoint.with_name(f"best_{saved.best_step:08d}"), target.parent)
     log = (checkpoint.parent.parent / METRICS).read_bytes()
     (run / METRICS).write_bytes(log[: saved.log_position])
-    copy_whole(checkpoint, target.parent)  # last: with it, all is there
+    write = partial(write_state, state=state, world_size=saved.world_size)
+    copy_whole(checkpoint, target.parent, write)  # last: with it, all is there
     return target
+
+
+JUDGE = (
+    "records",
+    "data",
+    "target",
+    "target_source",
+    "sequence_length",
+    "seed",
+    "validation_rows",
+    "window",
+    "objective",
+)
+"""Settings that decide what is validated on, and how."""
+
+
+def _judge_alike(one: Path, other: Path) -> bool:
+    first, second = (RUN.read(run / "run.json") for run in (one, other))
+    same = all(first.config.get(name) == second.config.get(name) for name in JUDGE)
+    return same and first.bound_to == second.bound_to

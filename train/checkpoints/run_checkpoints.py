@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections import OrderedDict
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decode.common.run_folder import on_main
-from decode.common.sealed import sealed
-from train.checkpoints.state import SAVED, SCHEMA, STATE, TrainState, read_state
+from train.checkpoints.state import TrainState, read_state, write_state
 from train.checkpoints.whole_folders import fresh, give_name, remove
 
 if TYPE_CHECKING:
@@ -43,8 +41,7 @@ class Checkpoints:
         draft = self._begin(accelerator, final)
         accelerator.save_state(str(draft))
         if accelerator.is_main_process:
-            content = {"schema": SCHEMA, "world_size": accelerator.num_processes, **asdict(state)}
-            SAVED.write(draft / STATE, sealed(content))
+            write_state(draft, state, accelerator.num_processes)
         self._commit(accelerator, draft, final)
         if accelerator.is_main_process:
             self._drop_old()

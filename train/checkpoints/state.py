@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from decode.common.checked_json import Amount, Content, Count, JsonFile, Size, shown
 from decode.common.errors import InputError
-from decode.common.sealed import KEPT, check_seal
+from decode.common.sealed import KEPT, check_seal, sealed
 from train.metric_sums import Sums
 
 SCHEMA = 1
@@ -98,6 +98,11 @@ SAVED = JsonFile(
     "training would go on from another step than its weights are of",
     "Resume from another checkpoint, or start again in another output_dir.",
 )
+
+
+def write_state(checkpoint: Path, state: TrainState, world_size: int) -> None:
+    """state.json, sealed."""
+    SAVED.write(checkpoint / STATE, sealed({"schema": SCHEMA, "world_size": world_size, **asdict(state)}))
 
 
 def read_state(checkpoint: Path) -> SavedState:

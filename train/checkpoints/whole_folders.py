@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -39,10 +40,12 @@ def give_name(draft: Path, final: Path) -> None:
     _sync(final.parent)
 
 
-def copy_whole(folder: Path, to: Path) -> None:
-    """A whole folder of another run put into `to`, in place of one that a version before this left as a half."""
+def copy_whole(folder: Path, to: Path, change: Callable[[Path], None] | None = None) -> None:
+    """A whole folder of another run put into `to`, changed on its way, in place of what a kill left half of."""
     final, draft = to / folder.name, hidden_name(to / folder.name)
     shutil.copytree(folder, draft)
+    if change is not None:
+        change(draft)
     if final.exists():
         remove(final)
     give_name(draft, final)

@@ -55,6 +55,10 @@ class TrainableDraft(ABC):
 class Blueprint(ABC):
     """A draft as it will be built; known before any weight is loaded."""
 
+    def engines(self, target: ModelDescription | None) -> list[str]:
+        """Lines on the engines that will load it; none of a draft LM, which all do."""
+        return []
+
     @property
     @abstractmethod
     def num_parameters(self) -> int:

@@ -33,6 +33,7 @@ from train.drafts.confidence import calibrated
 from train.drafts.draft_config import AdapterConfig, DraftConfig
 from train.drafts.rope import rope_of
 from train.export.draft_folder import Export, export_head
+from train.export.loadable import foreseen
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -87,6 +88,11 @@ class HeadBlueprint(Blueprint):
     """(V_draft,) ascending target ids of a new head's reduced draft vocabulary, from `with_vocab`."""
     lora: AdapterConfig = field(default_factory=AdapterConfig)
     """Adapters that a saved head is trained through."""
+
+    def engines(self, target: ModelDescription | None) -> list[str]:
+        """By its shape: what only an export knows of is not told."""
+        family = next(name for name, (shape, _) in HEADS.items() if shape is type(self.config))
+        return foreseen(family, self.config, self.target)
 
     @property
     def num_parameters(self) -> int:

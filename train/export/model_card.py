@@ -14,7 +14,9 @@ from decode.forward.window import Window
 from train.config import TrainConfig
 from train.export.engines import sglang, vllm
 from train.export.engines.base import Launch
+from train.settled import rates
 
+IMPORTS = ["from transformers import AutoModelForCausalLM", "", "from decode import generate, load_drafter", ""]
 FOR_GGUF = [
     "from decode import generate, load_drafter",
     "from decode.config import ModelConfig",
@@ -87,7 +89,8 @@ def measured(head: str, found: Mapping[str, Any], k: int, first: Sequence[tuple[
 def _pruning(facts: dict[str, Any], made_from: str | None) -> list[str]:
     if made_from is None:
         return []
-    start = {name: value for name, value in facts["start"].items() if name in ("alpha", "tau") and value is not None}
+    found = facts.get("start", {})
+    start = {name: found[name] for name in ("alpha", "tau") if found.get(name) is not None}
     before = ", ".join(f"{name} {value:.4f}" for name, value in start.items())
     lines = [plain(f"Made from {made_from}."), *([plain(f"Before training: {before}.")] if before else [])]
     if "zero_share" in facts:
@@ -106,9 +109,9 @@ def _origin(cfg: TrainConfig, facts: dict[str, Any]) -> list[str]:
     return [
         "## Training",
         "",
-        f"{facts['num_parameters']:,} parameters; {cfg.steps} steps, {facts['tokens']:,} tokens of {source}{p}; "
-        f"objective {cfg.objective.name}, credit {cfg.objective.credit}; "
-        f"optimizer {cfg.optimizer}, peak learning rate {cfg.lr}; "
+        f"{facts['num_parameters']:,} parameters; {cfg.steps} steps over the {facts['train_tokens']:,} tokens of the "
+        f"training split of {source}, read {facts['tokens'] / facts['train_tokens']:.2g} times{p}; "
+        f"objective {cfg.objective.name}, credit {cfg.objective.credit}; {rates(cfg)} at the peak; "
         f"engine {cfg.engine.name}; seed {cfg.seed}. All settings: draftsmith.json.",
     ]
 
@@ -143,14 +146,17 @@ def _launch(cfg: TrainConfig, k: int, alone: bool) -> list[str]:
     named, is_gguf = json.dumps(cfg.target.path, ensure_ascii=False), Path(cfg.target.path).is_file()
     ours = [
         "# draftsmith",
-        *(FOR_GGUF if is_gguf else []),
+        *(FOR_GGUF if is_gguf else IMPORTS),
         f"target = load_model(ModelConfig({named}))"
         if is_gguf
         else f"target = AutoModelForCausalLM.from_pretrained({named})",
         'drafter = load_drafter("THIS_FOLDER", target=target)',
         f"generate(target, drafter, input_ids, num_draft_tokens={k})",
     ]
-    if cfg.draft.is_head or alone:
+    if cfg.draft.is_head:
+        export = "python -m train.export draft.path=THIS_FOLDER format=all output_dir=FOLDER"
+        return ["## Use", "", fenced("python", ours), "", "In engines, after", "", fenced("bash", [export])]
+    if alone:
         return ["## Use", "", fenced("python", ours)]
     theirs = [
         "# transformers",

@@ -11,14 +11,13 @@ import torch
 from decode.common.checked_json import read_json
 from decode.common.errors import InputError
 from decode.config import ModelConfig
-from decode.drafters.dspark import DSparkConfig
-from decode.drafters.head_config import HeadConfig
 from decode.drafters.provenance import FILE, read_provenance
 from decode.drafters.saved_draft import describe_draft
 from decode.drafters.saved_head import HEADS, read_head
 from decode.formats.source import Source
 from decode.models.describe import ModelDescription, describe_model
 from train.export.config import ExportConfig
+from train.export.loadable import form_of
 
 
 def open_source(cfg: ExportConfig) -> Source:
@@ -49,7 +48,7 @@ def open_source(cfg: ExportConfig) -> Source:
     config = read_head(folder, target) if family in HEADS else None
     return Source(
         folder=folder,
-        form="dflash" if _is_dflash(config) else family,
+        form=form_of(family, config),
         target=target,
         dtype=None if cfg.dtype == "auto" else getattr(torch, cfg.dtype),
         num_draft_tokens=cfg.num_draft_tokens or (config.depth if config else _of_model(folder)),
@@ -66,10 +65,6 @@ def _trained_on(source: ModelConfig, path: str, folder: Path) -> ModelDescriptio
             f"target.path is not set, so it is {path}, the target that {folder} was trained on, as the run named it; "
             f"and that cannot be read from here: {error}. Give target.path"
         ) from error
-
-
-def _is_dflash(config: HeadConfig | None) -> bool:
-    return isinstance(config, DSparkConfig) and config.layout == "fill_in" and not config.num_known
 
 
 def _of_model(folder: Path) -> int:

@@ -15,8 +15,8 @@ from eval.modes.families.arms import ArmFacts
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine
+from train.export.loadable import loads
 from train.export.source import open_source
-from train.export.stage import loads
 
 Refusals = Mapping[str, str | None]
 """Engine -> why it does not serve a draft; None where it does."""

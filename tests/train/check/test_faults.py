@@ -14,7 +14,7 @@ from tests.train.check.folders import DRAFTS, Folders, subject_of
 from train.check.stage import against
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine
-from train.export.stage import loads
+from train.export.loadable import loads
 
 EVERY = [*FAULTS, *(one for one, _ in MORE)]
 DAMAGED = {"dflash": "dflash", "dspark": "dspark", "lm": "lm"}

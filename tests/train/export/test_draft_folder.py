@@ -92,8 +92,12 @@ def test_the_card_says_what_was_measured_and_how_to_serve_it(exported: Path) -> 
 
 def test_the_card_of_a_draft_of_one_pass_has_vllm_draft_so() -> None:
     settings = tiny_settings(Path("out"), Path("a/target"), records="some/records", draft={"parallel": {"tokens": 3}})
-    facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1, "tokens": 1}
-    card = model_card(build(TrainConfig, settings), facts | {"num_parameters": 10}, 3)
+    facts = {"loss": 1.0, "alpha": 0.5, "tau": 2.0, "step": 1, "rule": "the best", "validation_tokens": 1}
+    facts |= {"tokens": 31, "train_tokens": 20, "num_parameters": 10}
+    settings |= {"optimizer": "muon", "lr": 0.012345}
+    card = model_card(build(TrainConfig, settings), facts, 3)
+    assert "the 20 tokens of the training split of records `some/records`, read 1.6 times" in card
+    assert "Muon at 0.004, tables and norms by AdamW at 0.0123 at the peak" in card
     assert '"num_speculative_tokens": 3, "parallel_drafting": true' in card
 
 
