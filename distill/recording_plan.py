@@ -100,8 +100,8 @@ def make_plan(
     for prompt in prompts:  # once, since they may lie on the disk
         of_split[prompt.split] += 1
         documents.add(prompt.document)
-        responses += prompt.num_turns
         sizes.append(_size(prompt, tokenizer, target, config))
+        responses += prompt.num_turns if sizes[-1].tokens else 0
     answers, lost = sum(size.cut_answers for size in sizes), sum(size.cut_tokens for size in sizes)
     cut = CutAnswers(answers=answers, tokens=lost, limit=target.max_positions)
     plan = RecordingPlan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from importlib import import_module
@@ -11,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from decode.common.extras import extra, require_installed
 from decode.common.progress import get_logger
-from decode.common.typed_config import build
+from decode.common.typed_config import build, require
 from decode.config import model_folder
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.describe import describe_model
@@ -95,6 +96,12 @@ def run(cfg: EvalConfig) -> None:
     """
     transformers_logging.set_verbosity_error()  # its advice on generate() is about calls that it makes itself
     transformers_logging.disable_progress_bar()
+    processes = os.environ.get("WORLD_SIZE", "1")
+    require(
+        processes == "1",
+        f"the launcher started {processes} processes, and a report is measured by one: they would take each other's "
+        "time. Start `python -m eval` alone",
+    )
     check_tracking(cfg)
     for package in ("matplotlib", "markupsafe"):
         require_installed(package, "a report", f"Install it, {extra('eval')}")

@@ -82,6 +82,20 @@ def test_an_unknown_key_is_told_where_it_was_meant(call, stage: str, given: str,
     assert f"unknown key {given.split('=')[0].lstrip('+')!r}. Did you mean {meant}?" in shown
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("draft=eagle4", "Did you mean 'eagle3'?"),
+        ("experiment=toy_drafts", "Did you mean 'toy_draft'?"),
+        ("output_dir=???", "output_dir is not set, and nothing stands in for it. Add output_dir=VALUE"),
+    ],
+)
+def test_a_choice_that_is_none_and_a_value_that_is_missing_are_told(call, given: str, said: str) -> None:
+    code, shown = call("train", *MINIMUM["train"], given)
+    assert code == 2
+    assert said in shown
+
+
 def test_so_it_is_in_a_file(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     monkeypatch.setattr("decode.common.compose.CONF", tmp_path / "conf")

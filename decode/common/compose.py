@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from decode.common.errors import ConfigError
 from decode.common.plain_text import readable, without_lost_interpolations
-from decode.common.typed_config import arms, field_kind, require, unknown_key_message
+from decode.common.typed_config import arms, field_kind, not_among, require, unknown_key_message
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 _SWEEP_FLAGS = ("-m", "--multirun", "hydra.mode=MULTIRUN")
@@ -143,5 +143,11 @@ def _message(error: Exception, stage: str, config_class: type) -> str:
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and field_kind(config_class, unknown[1]) is None:
         return unknown_key_message(config_class, unknown[1], groups=groups(stage))
+    missing = re.fullmatch(r"Missing mandatory value: (\S+)[\s\S]*", text)
+    if missing:
+        return f"{missing[1]} is not set, and nothing stands in for it. Add {missing[1]}=VALUE (see --help)"
+    option = re.search(r"Could not find '([^']+)/([^'/]+)'\s+Available options in '[^']+':((?:\n\t\S+)+)", text)
+    if option:
+        return not_among(option[1], option[2], option[3].split())
     cause = f"\n{error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
     return "\n".join(line for line in (text + cause).splitlines() if line.strip() and not line.startswith(_NOISE))

@@ -188,10 +188,15 @@ def _convert_union(kind: Any, value: Any, where: str) -> Any:
 def _convert_literal(kind: Any, value: Any, where: str) -> Any:
     choices = get_args(kind)
     same = [choice for choice in choices if choice == value and type(choice) is type(value)]
+    require(bool(same), not_among(where, value, choices))
+    return same[0]
+
+
+def not_among(where: str, value: Any, choices: Iterable[Any]) -> str:
+    """A sentence that names what may be chosen, and what may have been meant."""
     close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    require(bool(same), f"{where} = {value!r} must be one of {', '.join(map(repr, choices))}.{hint}")
-    return same[0]
+    return f"{where} = {value!r} must be one of {', '.join(map(repr, choices))}.{hint}"
 
 
 def _convert_sequence(kind: Any, value: Any, where: str) -> list | tuple:

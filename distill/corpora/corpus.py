@@ -118,9 +118,13 @@ class Corpus:
 
     def _empty_split(self, split: Split, seen: int) -> str:
         shares = f"data.validation_share={self.config.validation_share}, data.heldout_share={self.config.heldout_share}"
+        wanted = min(0.5, max(0.1, 3 / seen))  # of which one in twenty corpora would have none
         return (
             f"{self.where}: none of its {seen} documents falls into the {split} split ({shares}; documents are split "
-            "by the hash of their text). Use more documents or other shares"
+            f"by the hash of their text). Use more documents, or for example data.{split}_share={wanted:.2g}"
+            if split != "train"
+            else f"{self.where}: none of its {seen} documents is left for the train split ({shares}). Use more "
+            "documents or smaller shares"
         )
 
 

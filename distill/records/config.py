@@ -26,7 +26,11 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         repeated = len(set(self.layers)) < len(self.layers)
-        require(not repeated, f"records.features.layers={self.layers} names a layer twice; name each once")
+        require(
+            not repeated,
+            f"records.features.layers={self.layers} names a layer twice. Use "
+            f"{list(dict.fromkeys(self.layers))}; an EAGLE-3 head wants three, of a small target any three",
+        )
         require(
             bool(self.layers) or self.code == "bf16",
             f"records.features.code={self.code} codes hidden states, and records.features.layers=[] keeps none; name "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -205,9 +205,9 @@ class RecordFolder:
 
 def _read_manifest(path: Path) -> Manifest:
     if not path.is_dir():
-        raise InputError(
-            f"{path}: no such record folder; write one with `python -m distill {quote(f'output_dir={path}')}`"
-        )
+        close = get_close_matches(path.name, [one.parent.name for one in path.parent.glob("*/manifest.json")], n=1)
+        remedy = f"did you mean {path.with_name(close[0])}?" if close else "write one with `python -m distill`"
+        raise InputError(f"{path}: no such record folder; {remedy}")
     if not (path / "manifest.json").is_file():
         raise InputError(
             f"{path} holds no manifest.json, so it is not a finished record folder; if its run was killed, finish it "

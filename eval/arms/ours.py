@@ -119,21 +119,25 @@ def renamed(arm: Any, name: str) -> Arm:
     return replace(arm, name=name)
 
 
+OF_LM = "transformers takes a language model as assistant_model, and the first of drafts is none; name one first"
 HAS_WINDOW = "the draft attends over a window (draft.window), which transformers would not heed"
 
 
-def assisted_refusal(cfg: EvalConfig, draft: object | None = None) -> str | None:
-    """Why transformers assisted generation cannot run in a report; None where it can."""
+def assisted_refusal(cfg: EvalConfig, draft: object | None = None, family: str = "lm") -> str | None:
+    """Why transformers assisted generation cannot run in a report, as far as is known of the first draft; None where
+    it can."""
     if not cfg.peers.num_assistant_tokens:
         return "peers.num_assistant_tokens is empty"
     if cfg.timing.batch_size > 1:
         return f"transformers assisted generation decodes one prompt at a time, not {cfg.timing.batch_size}"
+    if family != "lm":
+        return OF_LM
     return None if draft is None else _of_draft(draft)
 
 
 def _of_draft(draft: object) -> str | None:
     if not isinstance(draft, LMDraft):
-        return f"transformers takes a language model as assistant_model, and this draft is a {type(draft).__name__}"
+        return OF_LM
     if draft.window is not None:
         return HAS_WINDOW
     return None

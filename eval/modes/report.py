@@ -50,7 +50,7 @@ def run(cfg: EvalConfig) -> None:
     target, families = check_models(cfg)
     limit = shared_context(cfg, target)
     prompts = load_prompts(cfg, chat_tokenizer(cfg), limit)
-    with planned_report(cfg, make_plan(cfg, target, prompts).lines()) as folder:
+    with planned_report(cfg, make_plan(cfg, target, prompts, next(iter(families.values()))).lines()) as folder:
         if folder is None:
             return
         kept = Results(folder)
@@ -221,16 +221,17 @@ class Plan:
         ]
 
 
-def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) -> Plan:
-    """Upper bounds: texts may end before their limit."""
-    arms = {temperature: _arm_names(cfg, temperature) for temperature in cfg.temperatures}
+def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets, family: str) -> Plan:
+    """Upper bounds: texts may end before their limit. `family` is the first draft's."""
+    is_assisted = assisted_refusal(cfg, family=family) is None
+    arms = {temperature: _arm_names(cfg, temperature, is_assisted) for temperature in cfg.temperatures}
     calls = cfg.timing.rounds * len(prompts.timed) * sum(len(names) for names in arms.values())
     timed = calls * cfg.decode.max_new_tokens
     checked = _checked_tokens(cfg, len(prompts.reported))
     screened = len(cfg.timing.choose_k) * len(prompts.screening) * cfg.timing.screening_tokens
     competing = sum(len(rivals(cfg, temperature)) for temperature in cfg.temperatures)
     screened += competing * len(prompts.screening) * cfg.timing.screening_tokens
-    if assisted_refusal(cfg) is None:
+    if is_assisted:
         per_temperature = len(assisted_settings(cfg.peers)) * len(prompts.screening) * cfg.timing.screening_tokens
         screened += per_temperature * len(cfg.temperatures)
     per_token = rough_seconds_per_token(target, cfg.target.device)
@@ -238,10 +239,10 @@ def make_plan(cfg: EvalConfig, target: ModelDescription, prompts: PromptSets) ->
     return Plan(arms, cfg.timing.choose_k, prompts, timed, checked, screened, seconds)
 
 
-def _arm_names(cfg: EvalConfig, temperature: float) -> list[str]:
+def _arm_names(cfg: EvalConfig, temperature: float, is_assisted: bool) -> list[str]:
     drafts = [arm_name(draft, k) for draft in cfg.drafts for k in draft_lengths(cfg, temperature, draft)]
     drafts += [one.arm for one in rivals(cfg, temperature) if one.setting is not None]
-    peers = [ASSISTED] if assisted_refusal(cfg) is None else []
+    peers = [ASSISTED] if is_assisted else []
     before = [UNQUANTISED] if cfg.peers.unquantised else []
     return [AUTOREGRESSIVE, TRANSFORMERS, *before, *drafts, *peers]
 

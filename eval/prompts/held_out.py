@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from decode.common.errors import ConfigError
 from distill.prompts.held_out_count import LEAST_PROMPTS, opening_of
 from distill.prompts.tokenizer import start_ids
+from eval.prompts.learned_questions import warn_of_learned
 from eval.prompts.prompt import Prompt, check_room
 from eval.prompts.questions import by_turns_of_category, first_turn, limited_questions, question_of, questions_of
 
@@ -75,6 +76,7 @@ def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet
             f"{cfg.prompts.file} gives {len(questions)} questions, and a report wants {least} at least: over fewer "
             f"prompts an interval says nothing. Add questions{_as_few(len(questions) - 1, screening=True)}"
         )
+    warn_of_learned(cfg.prompts.file or "", questions, cfg.data)
     num_screening = cfg.timing.screening_prompts
     if len(questions) < asked:  # some to choose by, most to report
         num_screening = min(num_screening, max(1, len(questions) // 4))

@@ -369,6 +369,12 @@ def no_weights(monkeypatch):
     monkeypatch.setattr(inputs, "load_model", lambda *_: pytest.fail("weights were loaded"))
 
 
+def test_several_processes_do_not_measure_a_report(folder, monkeypatch, no_weights):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="launcher started 2 processes, and a report is measured by one"):
+        stage.run(build(EvalConfig, values(folder)))
+
+
 def test_plan_prints_and_writes_nothing(folder, capsys, no_weights):
     stage.run(build(EvalConfig, {**values(folder), "plan": True, "output_dir": str(folder / "planned")}))
     out = capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -134,6 +135,23 @@ def test_too_few_questions_are_refused_with_what_can_be_done(tmp_path: Path) -> 
     timing, lossless = {"prompts": 6, "screening_prompts": 1}, {"prompts": 6, "other_prompts": 6}
     sets = load_prompts(config(prompts=file, timing=timing, lossless=lossless), tiny_tokenizer(), 512)
     assert (len(sets.reported), len(sets.screening)) == (6, 1)
+
+
+def test_questions_that_drafts_have_learned_from_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of held-out conversations, and of no conversation, are new."""
+    answer = {"role": "assistant", "content": "yes"}
+    rows = [{"messages": [{"role": "user", "content": f"question {i} "}, answer]} for i in range(40)]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"name": "jsonl", "path": str(tmp_path / "chats.jsonl"), "heldout_share": 0.25}
+    cfg = config(data=data, prompts={"file": questions(tmp_path, 60)})
+    load_prompts(cfg, tiny_tokenizer(), 512)
+    learned = 40 - len(documents(cfg, "heldout"))
+    assert f"questions.jsonl: {learned} of its 60 questions open conversations" in caplog.text
+    caplog.clear()
+    load_prompts(config(data=data | {"path": "elsewhere"}, prompts=asdict(cfg.prompts)), tiny_tokenizer(), 512)
+    assert not caplog.text
 
 
 def questions(folder: Path, number: int) -> str:

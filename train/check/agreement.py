@@ -65,7 +65,8 @@ def measure(subject: Subject, cfg: CheckConfig) -> Iterator[Finding]:
     model = load_model(cfg.target)
     texts = _texts(model, cfg)
     found = _of_model(subject, texts) if subject.form == "lm" else _of_head(subject, model, texts, 0)
-    log.info("on %d texts of the target: %s", len(texts), found)
+    where = "texts that the target wrote from random tokens, more is accepted on real ones"
+    log.info("on %d %s: %s", len(texts), where, found)
     log.info("compare an engine's counters with these: vLLM's spec_decode_num_accepted_tokens_per_pos")
     for shift in (-1, 1) if listed(subject.folder.fields) else ():
         other = _of_head(subject, model, texts, shift)
