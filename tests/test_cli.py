@@ -85,7 +85,7 @@ def test_an_unknown_key_is_told_where_it_was_meant(call, stage: str, given: str,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("draft=eagle4", "Did you mean 'eagle3'?"),
+        ("draft=eagel3", "Did you mean 'eagle3'?"),
         ("experiment=toy_drafts", "Did you mean 'toy_draft'?"),
         ("output_dir=???", "output_dir is not set, and nothing stands in for it. Add output_dir=VALUE"),
     ],

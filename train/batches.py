@@ -93,9 +93,12 @@ class StepReader:
         split: tuple[int, int, int, int],
         head: Any = None,
         readers: int = 1,
+        is_pinned: bool = False,
     ) -> None:
-        """`split` is (rank, world size, micro-steps, rows per micro-step); `readers` steps are read at once."""
+        """`split` is (rank, world size, micro-steps, rows per micro-step); `readers` steps are read at once, and lie in
+        memory that a GPU copies from by itself if `is_pinned`."""
         self.packed, self.order, self.split, self.head, self.readers = packed, order, split, head, readers
+        self.is_pinned = is_pinned
         self.wait_s = 0.0
         """Seconds for which `steps` has kept its caller waiting."""
 
@@ -123,4 +126,5 @@ class StepReader:
                 yield batches
 
     def _read(self, step: int) -> list[Batch]:
-        return [self.packed.batch(rows, self.head) for rows in self.rows_of(step, self.split[0])]
+        batches = [self.packed.batch(rows, self.head) for rows in self.rows_of(step, self.split[0])]
+        return [batch.pinned() for batch in batches] if self.is_pinned else batches

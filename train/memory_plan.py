@@ -116,7 +116,7 @@ def planned(cfg: TrainConfig, inputs: Inputs, processes: int) -> MemoryPlan:
     held = _held(cfg, inputs, loss, _bytes_of_state(loss, draft.token_tables(), cfg), processes)
     trained = [weight.numel() * WIDE for weight in loss.parameters() if weight.requires_grad]
     update = sum(trained) if device.type == "cuda" else 2 * max(trained)  # of all weights at once, or one by one
-    room = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory_bytes()
+    room = _free_of(device) if device.type == "cuda" else memory_bytes()
     found = []
     for rows in (1, 2):
         try:
@@ -126,6 +126,11 @@ def planned(cfg: TrainConfig, inputs: Inputs, processes: int) -> MemoryPlan:
         except torch.OutOfMemoryError:
             found.append(room)
     return MemoryPlan(held, found[0], max(0, found[1] - found[0]), update, room)
+
+
+def _free_of(device: torch.device) -> int:
+    """Bytes that are free to this process: the context of CUDA, and what others hold, are not."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def _held(cfg: TrainConfig, inputs: Inputs, loss: DraftLoss, state: int, processes: int) -> dict[str, int]:

@@ -15,11 +15,13 @@ from decode.models.arithmetic import is_emulated
 from train.config import TrainConfig
 
 
-def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: TrainConfig) -> list[Optimizer]:
+def build_optimizers(
+    module: nn.Module, token_tables: Iterable[Tensor], cfg: TrainConfig, device: torch.device | None = None
+) -> list[Optimizer]:
     """AdamW over everything, or Muon (Jordan et al. 2024) for the layers' matrices and AdamW for the rest.
 
     Muon orthogonalises a matrix that maps hidden states to hidden states; `token_tables`, norms and biases do not.
-    `cfg` is `train.settled.settled`.
+    `cfg` is `train.settled.settled`; `device` is where the weights will lie, where they are not there yet.
     """
     assert cfg.lr is not None, "settled"
     assert cfg.muon_lr is not None, "settled"
@@ -33,7 +35,7 @@ def build_optimizers(module: nn.Module, token_tables: Iterable[Tensor], cfg: Tra
     groups = [group for group in groups if group["params"]]
     found: list[Optimizer] = []
     if cfg.optimizer == "muon" and hidden:
-        kind = WideMuon if is_emulated(torch.bfloat16, hidden[0].device) else Muon
+        kind = WideMuon if is_emulated(torch.bfloat16, device or hidden[0].device) else Muon
         found.append(kind(hidden, lr=cfg.muon_lr, weight_decay=cfg.weight_decay, adjust_lr_fn="match_rms_adamw"))
     return [*found, AdamW(groups, lr=cfg.lr, betas=cfg.betas)] if groups else found
 

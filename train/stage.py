@@ -136,7 +136,7 @@ def _train(
     split = (accelerator.process_index, accelerator.num_processes, cfg.gradient_accumulation, cfg.batch_size)
     order = Order(len(inputs.train.rows), rows_per_step, cfg.seed)
     readers = readers_of(inputs.train.source, accelerator.device.type)
-    reader = StepReader(inputs.train, order, split, head, readers)
+    reader = StepReader(inputs.train, order, split, head, readers, is_pinned=accelerator.device.type == "cuda")
     checkpoints = Checkpoints(folder.path / "checkpoints", cfg.keep_checkpoints)
     state = replace(_restore(accelerator, checkpoints, folder.path, start_from), rows_per_step=rows_per_step)
     log = MetricsLog(folder.file(METRICS), state.log_position) if accelerator.is_main_process else None
@@ -179,7 +179,7 @@ def build_compute(
     is_fsdp = cfg.engine.name == "fsdp2"
     if is_fsdp:
         shard_draft(module, draft.blocks(), accelerator.device)
-    optimizers = build_optimizers(module, draft.token_tables(), cfg)
+    optimizers = build_optimizers(module, draft.token_tables(), cfg, accelerator.device)
     schedule = Schedule(optimizers, cfg)
     if is_fsdp:
         keep_in_checkpoints(accelerator, module, optimizers)

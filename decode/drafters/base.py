@@ -48,10 +48,15 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with its tensors on `device`; the target distribution follows the rows it is asked for."""
-        moved = {
-            name: value.to(device, non_blocking=True) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """The same in memory that a GPU copies from while the CPU goes on: 400 MB of three layers' states of 16,000
+        tokens would keep it waiting for 60 ms."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return replace(self, **{name: change(one) for name, one in vars(self).items() if isinstance(one, Tensor)})
 
     def next_token_rows(self) -> Tensor:  # (B, T) bool
         """Rows whose next token belongs to the same document and is to be learned."""

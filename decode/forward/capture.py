@@ -8,8 +8,10 @@ tokens and at another place before it is used."""
 
 from __future__ import annotations
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -236,6 +238,19 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A graph that is freed while another is captured ends that capture, and old graphs lie in cycles that the garbage
+    collector frees whenever it runs; since torch 2.9 `torch.cuda.graph` no longer collects before it begins."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Graph:
     """The CUDA graph of `module` at inputs of these shapes, which lie at fixed addresses like its results.
 
@@ -251,11 +266,15 @@ class Graph:
             self.graph = torch.cuda.CUDAGraph()
             # of this thread: others must be able to allocate meanwhile
             own = _capture_stream(inputs[0].device)
-            with torch.cuda.graph(self.graph, pool=pool, stream=own, capture_error_mode="thread_local"):
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),  # comes back to it also where the capture fails
+                _nothing_collected(),
+                torch.cuda.graph(self.graph, pool=pool, stream=own, capture_error_mode="thread_local"),
+            ):
                 self.results = module(*inputs)
 
     def _warm_up(self) -> None:
-        side = torch.cuda.Stream()
+        side = _capture_stream(self.inputs[0].device)  # cuBLAS keeps 32 MB for every stream that it has seen
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):

@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from decode.common.progress import get_logger
 from decode.common.run_folder import RunFolder
 from decode.sampling.warp import Sampling
@@ -57,6 +59,10 @@ def as_sample(answer: Mapping[str, Any], eos: Sequence[int], max_new_tokens: int
     return Sample(new, found.seconds, first_s, first_tokens, [at for at, _ in found.arrivals], [])
 
 
+LEFT_TO_ENGINES = 0.8
+"""Of a GPU's memory that our models have left free; the rest is for our keys and values."""
+
+
 @dataclass(frozen=True)
 class Engines:
     """Arm name -> engine."""
@@ -79,11 +85,21 @@ def started(python: str | None, settings: Mapping[str, dict[str, Any]], folder: 
     run's folder."""
     with ExitStack() as stack:
         engines = {}
+        memory = _share_of_a_card(len(settings))
         for name, first_line in settings.items():
             log.info("starting %s, which compiles its model at first", name)
             words = folder.file(f"{name.replace(', ', '-').replace(' ', '-')}.log")
-            engines[name] = stack.enter_context(Engine(str(python), WORKER, first_line, words))
+            engines[name] = stack.enter_context(Engine(str(python), WORKER, first_line | {"options": memory}, words))
         yield Engines(engines)
+
+
+def _share_of_a_card(engines: int) -> dict[str, float]:
+    """What vLLM is told to take of a GPU's memory: alone it takes 92 %, and here several start beside each other and
+    beside our own models."""
+    if not torch.cuda.is_available():
+        return {}
+    free, whole = torch.cuda.mem_get_info()
+    return {"gpu_memory_utilization": round(LEFT_TO_ENGINES * free / whole / max(1, engines), 3)}
 
 
 def worker_settings(

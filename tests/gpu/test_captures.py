@@ -109,7 +109,7 @@ def test_passes_are_captured_and_change_nothing(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["none", "lm", "mtp", "eagle3", "medusa", "dflash"])
+@pytest.mark.parametrize("name", ["none", "lm", "mtp", "eagle3", "peagle", "medusa", "dflash", "dflash2", "lilicorr"])
 def test_passes_of_other_precisions_are_captured(name: str, dtype: torch.dtype, captures: Captures) -> None:
     model = deep_target(dtype=dtype)
     texts_of(model, drafter_of(name, model))

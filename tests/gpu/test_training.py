@@ -158,6 +158,7 @@ def test_steps_that_are_merged_are_those_of_the_dense_mask(
     document, positions = (one.to(DEVICE) for one in rows(packed))
     torch.manual_seed(0)
     leaves = [torch.randn(3, 8, 304, 64, device=DEVICE).to(dtype).requires_grad_() for _ in range(4)]
+    assert unrolled.is_proved(DEVICE, dtype, 64, window is not None), "else the dense mask is compared with itself"
     weight = torch.randn(4, 3, 304, 4, 64, device=DEVICE) * (document >= 0)[None, :, :, None, None]
     found = []
     for dense in (False, True):

@@ -116,6 +116,15 @@ def test_a_rank_reads_its_own_micro_steps() -> None:
         assert [batch.ids.tolist() for batch in batches] == [rows.batch([wanted[n]]).ids.tolist() for n in (1, 3)]
 
 
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_batches_for_a_gpu_lie_where_it_copies_from(monkeypatch: pytest.MonkeyPatch, is_pinned: bool) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.double())
+    reader = StepReader(one_text_a_row(), Order(8, 1, seed=0), split=(0, 1, 1, 1), is_pinned=is_pinned)
+    ((batch,),) = reader.steps(0, 1)
+    kinds = {one.dtype for one in (batch.ids, batch.positions, batch.document, batch.loss_mask)}
+    assert (kinds == {torch.float64}) == is_pinned
+
+
 def test_waiting_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps, for each of which the clock ticks once while it is waited for."""
     monkeypatch.setattr("train.batches.time", Clock(tick=1.0))

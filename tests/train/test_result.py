@@ -39,6 +39,7 @@ STATE = TrainState(
 def inputs(**fields: Any) -> Inputs:
     """With these fields alone."""
     names = ("target", "tokenizer", "blueprint", "train", "validation", "store", "data", "window")
+    fields |= {"train": SimpleNamespace(num_tokens=2500)}
     return Inputs(**{name: fields.get(name) for name in names})  # type: ignore[arg-type]
 
 
@@ -55,6 +56,7 @@ def test_what_is_said_is_of_the_best_validation() -> None:
         "confidence_loss": None,
         "validation_tokens": 70,
         "tokens": 5000,
+        "train_tokens": 2500,
         "num_parameters": 123,
     }
 
@@ -97,7 +99,7 @@ def test_an_export_is_in_the_precision_asked_for_and_says_what_was_measured(dtyp
     assert export.provenance["data"] == {"name": "text"}
     assert "| alpha | 0.5000 |" in export.card
     assert "Teacher-forced on 70 validation tokens; kept: step 6 (highest validation tau estimate)" in export.card
-    assert "5,000 tokens" in export.card
+    assert "the 2,500 tokens of the training split of records `r`, read 2 times" in export.card
 
 
 def test_a_draft_takes_the_temperatures_that_were_fitted(monkeypatch: pytest.MonkeyPatch, target: Path) -> None:

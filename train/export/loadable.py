@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decode.common.checked_json import read_json
+from decode.common.errors import InputError
 from decode.drafters.dspark import DSparkConfig
 from decode.drafters.head_config import HeadConfig
 from decode.formats.lm import SLIDING
@@ -27,12 +28,19 @@ def foreseen(family: str, config: HeadConfig, target: ModelDescription) -> list[
     """Lines on the engines that will load a head of this shape, and on those that load its form and not this one."""
     source = Source(Path("the draft"), form_of(family, config), target, None, config.depth, {}, config)
     known = [one for one in ENGINES.values() if isinstance(one.forms[source.form], Loads)]
-    refused = {one: loads(one, source, "transformers")[1] for one in known}
+    refused = {one: _foreseen_by(one, source) for one in known}
     served = ", ".join(one.name for one in known if not refused[one])
     return [
         f"engines that load it: {served or 'none'}",
         *(f"not {one.name}: {why}" for one, why in refused.items() if why),
     ]
+
+
+def _foreseen_by(engine: Engine, source: Source) -> str:
+    try:
+        return loads(engine, source, "transformers")[1]
+    except InputError:  # a layer of its target is asked for its weights, and there are none yet
+        return ""
 
 
 def loads(engine: Engine, source: Source, model_impl: str) -> tuple[Loads | None, str]:

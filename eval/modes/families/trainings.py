@@ -16,6 +16,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
+
 from decode.common.errors import ConfigError, InputError, RunError
 from decode.common.progress import get_logger, progress
 from decode.common.run_folder import check_same_run, is_finished
@@ -221,6 +223,7 @@ def train_one(train: TrainConfig) -> None:
         check_same_run(folder, "train", train)
         return
     stage.run(train)
+    torch.use_deterministic_algorithms(False)  # engine.deterministic asked for them, and they make decoding slower
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 

@@ -186,6 +186,13 @@ def test_settings_are_never_chosen_on_prompts_that_are_reported(folder):
     assert all(prompt.category == "prose" for prompt in texts["prose"].reported)
 
 
+def test_engines_that_start_beside_each_other_share_what_is_free_of_a_gpu(monkeypatch):
+    assert engines._share_of_a_card(2) == {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60, 80))
+    assert engines._share_of_a_card(3) == {"gpu_memory_utilization": 0.2}
+
+
 def test_docstrings_are_found_wherever_they_stand_and_other_text_has_none():
     source = '"""Module."""\nclass A:\n    """Class."""\n    def f(self):\n        """Method."""\n'
     assert [text for _, text in docstrings(source)] == ["Module.", "Class.", "Method."]
