@@ -57,14 +57,17 @@ def split_of(document: Document, config: DataConfig) -> Split:
 
     Not by its id: the same text under two ids (web data repeats itself) would be trained on and held out at once.
     """
-    messages = document.messages or []
-    asked = [message["content"] for message in messages if message["role"] == "user"]
     place = document.place
     if place is None:
-        place = split_place(document.text or next(iter(asked), str(messages)))
+        place = split_place(document.text or first_question(document) or str(document.messages or []))
     if place < config.heldout_share:
         return "heldout"
     return "validation" if place < config.heldout_share + config.validation_share else "train"
+
+
+def first_question(document: Document) -> str | None:
+    """Of a conversation; None where nobody asks."""
+    return next((one["content"] for one in document.messages or [] if one["role"] == "user"), None)
 
 
 class EmptySplitError(InputError):

@@ -33,8 +33,7 @@ def warn_of_learned(file: str, questions: Sequence[Question], data: DataConfig) 
 
 def _learned_openings(data: DataConfig) -> set[str]:
     from distill.corpora.configured import load_corpus
-    from distill.corpora.corpus import split_of
+    from distill.corpora.corpus import first_question, split_of
 
     learned = (one for one in load_corpus(data).everything() if split_of(one, data) != "heldout")
-    asked = (next((each for each in one.messages or [] if each["role"] == "user"), None) for one in learned)
-    return {one["content"].strip() for one in asked if one is not None}
+    return {(first_question(one) or "").strip() for one in learned}

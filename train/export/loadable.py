@@ -27,13 +27,15 @@ def form_of(family: str, config: HeadConfig | None) -> str:
 def foreseen(family: str, config: HeadConfig, target: ModelDescription) -> list[str]:
     """Lines on the engines that will load a head of this shape, and on those that load its form and not this one."""
     source = Source(Path("the draft"), form_of(family, config), target, None, config.depth, {}, config)
-    known = [one for one in ENGINES.values() if isinstance(one.forms[source.form], Loads)]
-    refused = {one: _foreseen_by(one, source) for one in known}
-    served = ", ".join(one.name for one in known if not refused[one])
-    return [
-        f"engines that load it: {served or 'none'}",
-        *(f"not {one.name}: {why}" for one, why in refused.items() if why),
-    ]
+    hows = {name: engine.forms[source.form] for name, engine in ENGINES.items()}
+    known = [name for name, how in hows.items() if isinstance(how, Loads)]
+    if not known:
+        return [f"engines that load it: none. {next(iter(hows.values()))}"]
+    refused = {name: _foreseen_by(ENGINES[name], source) for name in known}
+    served = ", ".join(name for name in known if not refused[name])
+    reasons = [why for why in dict.fromkeys(refused.values()) if why]
+    named = {why: ", ".join(name for name in known if refused[name] == why) for why in reasons}
+    return [f"engines that load it: {served or 'none'}", *(f"not {who}: {why}" for why, who in named.items())]
 
 
 def _foreseen_by(engine: Engine, source: Source) -> str:

@@ -11,15 +11,19 @@ import yaml
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma3TextConfig
 
+from decode.common.checked_json import read_json
 from decode.common.errors import InputError
+from decode.config import ModelConfig
 from decode.drafters.head_draft import HeadDraft
 from decode.formats.eagle3 import manifest
+from decode.models.describe import describe_model
 from decode.models.hidden_states import FINAL
 from tests.tiny import tiny_tokenizer
 from tests.train.export.saved_heads import check_described, export, save_head, save_padded_target
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Launch, Loads
+from train.export.loadable import foreseen
 from train.export.stage import run
 
 TAPS = (1, 3, 4)
@@ -54,6 +58,18 @@ def test_config_json_calls_for_what_the_folder_holds(
     ends = {"fc.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"}
     assert {key for key in tensors if not key.startswith("layers.0.")} == ends | norms | maps
     assert sum(key.startswith("layers.0.") for key in tensors) == 10
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle3.1"])
+def test_which_engines_will_load_it_is_known_before_it_is_trained(tmp_path: Path, target: Path, name: str) -> None:
+    """As an export says it of the head itself."""
+    head = save(tmp_path, target, name)
+    first, *others = foreseen("eagle3", head.config, describe_model(ModelConfig(path=str(target))))
+    run(ExportConfig(format="all", output_dir=str(tmp_path / "all"), draft=SavedDraftConfig(str(tmp_path / "head"))))
+    (written,) = tmp_path.glob("all/*/draftsmith_export.json")
+    titles = read_json(written)["engines"]
+    assert [ENGINES[one].title for one in first.removeprefix("engines that load it: ").split(", ")] == titles
+    assert any("does not know fc_norm" in one for one in others) == (name == "eagle3.1")
 
 
 def test_a_reduced_vocabulary_maps_back_to_the_targets(tmp_path: Path, target: Path) -> None:
