@@ -61,11 +61,12 @@ def packed_visibility(document: Tensor) -> Tensor:  # (B, T) -> (B, T, T) bool
 
 def _as_attention_wants(visible: Tensor, config: PretrainedConfig, dtype: torch.dtype) -> Tensor:
     mask = visible[:, None]
-    is_training = torch.is_grad_enabled()
-    if config._attn_implementation != "eager" and mask.device.type != "cpu" and not is_training:
+    is_training, device = torch.is_grad_enabled(), mask.device.type
+    if config._attn_implementation != "eager" and device != "cpu" and not is_training:
         return mask  # on a CPU every layer would make numbers of it: 12 of the 35 us of one row's attention
-    if is_training and torch.is_autocast_enabled(mask.device.type):  # and keep them for its backward pass, of another
-        dtype = torch.get_autocast_dtype(mask.device.type)  # type those of autocast: 15 GB of a PARD draft of 30 layers
+    if is_training and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        # else every layer keeps its own for its backward pass: 15 GB in a PARD draft of 30 layers
+        dtype = torch.get_autocast_dtype(device)
     # not in place: what was written into is computed by every layer of a capture again
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
