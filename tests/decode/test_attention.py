@@ -92,15 +92,18 @@ def test_a_failing_pass_leaves_the_model_its_own_attention() -> None:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_masks_are_numbers_where_every_layer_would_make_them() -> None:
+@pytest.mark.parametrize("is_training", [False, True])
+def test_masks_are_numbers_where_every_layer_would_make_them(is_training: bool) -> None:
+    """On a CPU, and where layers would keep them for the backward pass."""
     model = tiny_llama()
     seen, at = torch.ones(1, 2, 3, dtype=torch.bool), torch.arange(3)[None]
     made = layer_masks(model.config, seen, at[:, 1:], at, model.dtype)
     assert isinstance(made, Tensor)
     assert made.dtype == model.dtype
-    meta = layer_masks(model.config, seen.to("meta"), at[:, 1:].to("meta"), at.to("meta"), model.dtype)
+    with torch.set_grad_enabled(is_training):
+        meta = layer_masks(model.config, seen.to("meta"), at[:, 1:].to("meta"), at.to("meta"), model.dtype)
     assert isinstance(meta, Tensor)
-    assert meta.dtype == torch.bool
+    assert meta.dtype == (model.dtype if is_training else torch.bool)
 
 
 class Kernels(TorchFunctionMode):

@@ -19,7 +19,6 @@ from decode.drafters.base import Batch
 from decode.drafters.lm import LMDraft
 from decode.drafters.packed_rows import NAME
 from decode.forward import capture as capture_module
-from decode.forward.attention import layer_masks
 from decode.forward.capture import NODE_BYTES, Trace, Uncapturable, capture, host_reads
 from decode.forward.packing import Packing
 from decode.forward.runner import CAPTURE_AFTER, MOST_CAPTURES, Runner
@@ -367,12 +366,3 @@ def test_nothing_is_collected_while_a_graph_is_captured() -> None:
     with capture_module._nothing_collected():
         assert not gc.isenabled()
     assert gc.isenabled()
-
-
-@pytest.mark.parametrize("is_training", [False, True])
-def test_masks_off_the_cpu_are_made_numbers_once_where_every_layer_would_keep_its_own(is_training: bool) -> None:
-    visible, places = torch.ones(1, 2, 2, dtype=torch.bool, device="meta"), torch.zeros(1, 2, device="meta")
-    with torch.set_grad_enabled(is_training):
-        mask = layer_masks(tiny_llama().config, visible, places, places, torch.float32)
-    assert isinstance(mask, Tensor)
-    assert mask.dtype == (torch.float32 if is_training else torch.bool)
