@@ -127,6 +127,12 @@ def _refuse_foreign(config: GenerationConfig) -> None:
         raise ConfigError(
             f"num_beams={config.num_beams}: speculative decoding draws one sequence per row; use num_beams=1"
         )
+    other = [name for name in ("penalty_alpha", "dola_layers") if getattr(config, name, None)]
+    require(
+        not other,
+        f"{' and '.join(other)} asks for another way to decode (contrastive search, DoLa) than drawing from the "
+        "target's distribution, which is all that drafts speed up; leave it out",
+    )
     asked = [name for name in OUTPUTS if getattr(config, name, None)]
     require(
         not asked,

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from decode.autotune.budget import Budget
 from decode.common.environment import device_of
+from decode.common.errors import RunError
 from decode.drafters.base import Context, Drafter, OnDevice
 from decode.drafters.beside.ahead import AheadDrafter
 from decode.drafters.beside.other_device import at
@@ -26,7 +27,7 @@ from decode.forward.runner import least_room, whole
 from decode.forward.target import runner_for
 from decode.requests import Event, Observer, Request, check_context, drawn
 from decode.rounds.flights import Bounds, Flight, Reading, bounds_of
-from decode.rounds.round import Outcome, Round, Rule, outcome
+from decode.rounds.round import BROKEN, Outcome, Round, Rule, outcome
 from decode.rounds.rows import RequestState, Rows
 from decode.rounds.state import State
 from decode.sampling.noise import Ledger, Noise, row_keys, token_table
@@ -294,6 +295,12 @@ class Loop:
 
     def _extend(self, row: int, report: list[int], ahead: bool | None) -> Event:
         accepted, drafted, *tokens = report
+        if accepted == BROKEN:
+            raise RunError(
+                f"the target's scores are NaN behind token {len(self.rows.at(row).tokens)} of sequence "
+                f"{self.rows.seated[row]}, and no token follows from them. Load it in a wider precision "
+                "(dtype=float32), or check its weights"
+            )
         one, index = self.rows.at(row), self.rows.seated[row]
         context = len(one.tokens)
         one.passes += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -45,6 +46,8 @@ class HeadlineConfig:
         require(
             bool(self.drafts) or not named, f"headline.settings names {named}, for no draft: set headline.drafts, too"
         )
+        taken = [name for name in named if re.fullmatch(r"k=\d+", name)]
+        require(not taken, f"headline.settings names {taken}, as draft lengths are called; give it another name")
         for temperature in temperatures:
             named_settings(self.settings, decode, temperature, "headline.settings")
 

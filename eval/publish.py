@@ -93,7 +93,7 @@ def _rendered(sources: Sequence[Path], each: Sequence[dict[str, Any]]) -> tuple[
 
 def _write(results: dict[str, Any], destination: Path, page: str) -> list[Path]:
     destination.parent.mkdir(parents=True, exist_ok=True)
-    data, text = destination.with_suffix(".json"), destination.with_suffix(".md")
+    data, text = (_named(destination, suffix) for suffix in (".json", ".md"))
     write_atomically(data, small_form(results).encode())
     text.write_text(page, encoding="utf-8")
     return [data, text]
@@ -118,7 +118,12 @@ def _read(readme: Path) -> str:
 
 def _link(destination: Path, readme: Path) -> str:
     """From the folder of `readme`, which need not lie above the page."""
-    return Path(os.path.relpath(destination.with_suffix(".md").resolve(), readme.resolve().parent)).as_posix()
+    return Path(os.path.relpath(_named(destination, ".md").resolve(), readme.resolve().parent)).as_posix()
+
+
+def _named(destination: Path, suffix: str) -> Path:
+    """A name may hold a dot of its own, as qwen2.5 does."""
+    return destination.with_name(destination.name.removesuffix(".json").removesuffix(".md") + suffix)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from decode.forward.attention import layer_masks, packed_visibility
 from decode.forward.runner import whole
 from decode.forward.target import CachedModel, runner_for
 from decode.forward.window import Window, own_window
-from decode.models.compatibility import attention_of, longest_context
+from decode.models.compatibility import attention_of, longest_context, rotates
 from decode.models.few_rows import FewRows, own_vocab
 from decode.models.load import load_model
 from decode.models.output_head import head_of
@@ -137,12 +137,14 @@ class LMDraft(nn.Module, Drafter):
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Prompts but for their last two tokens."""
-        size = len(context.lengths)
-        self.runner.prefill(context.ids, [0] * size, [max(0, lengths.get(row, 0) - 2) for row in range(size)])
+        ends = [max(0, lengths.get(row, 0) - 2) for row in range(len(context.lengths))]
+        self.runner.prefill(context.ids, [0] * len(ends), [min(end, self._last_length) for end in ends])
 
     def prepare(self, context: Context) -> tuple[int, int] | None:
-        """Read what the round's first pass will not; nothing is drafted where every row is past the draft's context."""
-        if context.shortest >= self._last_length:
+        """Read what the round's first pass will not; nothing is drafted where every row is past the draft's context, or
+        any row where positions are looked up in a table."""
+        reaches = context.shortest if rotates(self.model.config) else context.longest + context.shape.num_nodes
+        if reaches >= self._last_length:
             return None
         width = self.width(context)
         with self.runner.passes(), whole():  # of a width that comes once: captured, it would stop a call for nothing

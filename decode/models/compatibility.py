@@ -107,6 +107,11 @@ def longest_context(config: PretrainedConfig) -> int | None:
     return min(limit, original) if limit and original and rope.get("rope_type") in ("longrope", "dynamic") else limit
 
 
+def rotates(config: PretrainedConfig) -> bool:
+    """Whether positions are rotations, which go on behind the longest context; a table of them ends there."""
+    return bool(getattr(config.get_text_config(), "rope_parameters", None))
+
+
 def load_tokenizer(source: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, GGUF file or hub id; raises InputError where there is none."""
     path = Path(source.path or "")

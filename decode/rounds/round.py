@@ -38,14 +38,18 @@ class Rule:
         return self.verifier.shares_noise and not self.sampling.is_greedy
 
 
+BROKEN = -1
+"""In place of the tokens accepted: the target's scores are NaN."""
+
+
 class Outcome(NamedTuple):
     """What a round leaves."""
 
     state: State
     """Of the next round."""
     report: Tensor
-    """(B, 2 + D + 1) int64 for the host, in one read: draft tokens accepted, levels drafted, and the tokens: the
-    accepted ones, then the correction or bonus; the rest is undefined."""
+    """(B, 2 + D + 1) int64 for the host, in one read: draft tokens accepted or BROKEN, levels drafted, and the
+    tokens: the accepted ones, then the correction or bonus; the rest is undefined."""
     distance: Tensor | None
     """(B, D + 1) as in `Verdict`."""
 
@@ -105,7 +109,8 @@ class Round(nn.Module):
                 passenger_positions=state.starts + tree.passengers.depths,
             )
         drafted = torch.full_like(verdict.num_accepted, tree.max_depth)
-        report = torch.cat([verdict.num_accepted[:, None], drafted[:, None], verdict.tokens], 1)
+        accepted = verdict.num_accepted.masked_fill(logits[:, 0].isnan().any(-1), BROKEN)
+        report = torch.cat([accepted[:, None], drafted[:, None], verdict.tokens], 1)
         return Outcome(after, report, verdict.distance)
 
     def _context(self, state: State) -> Context:

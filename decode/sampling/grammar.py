@@ -54,7 +54,10 @@ class Grammar(Restriction):
                     may_follow[row] = -1
         mask = torch.zeros(scores.shape, dtype=torch.float32, device=scores.device)
         apply_token_bitmask_inplace(mask, may_follow.to(scores.device))
-        return scores + mask.to(scores.dtype)
+        found = scores + mask.to(scores.dtype)
+        for row in found.isneginf().all(-1).nonzero().flatten().tolist():  # what it allows was banned before
+            self.note_dead_end(int(requests[row]), input_ids[row].tolist())
+        return found
 
 
 class _Place:

@@ -3,9 +3,11 @@ so that a killed run goes on."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ class Point:
     @property
     def name(self) -> str:
         """For files and messages."""
-        return f"batch{self.batch_size}-T{self.temperature:g}"
+        return f"batch{self.batch_size}-T{str(self.temperature).removesuffix('.0')}"
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,18 @@ class Cell:
     @property
     def name(self) -> str:
         """For files and messages."""
-        return f"{self.point.name}-{self.text}"
+        return f"{self.point.name}-{_in_a_file_name(self.text)}"
 
     @property
     def words(self) -> str:
         """For pages."""
         return f"batch {self.batch_size}, T={self.temperature:g}, {self.text}"
+
+
+def _in_a_file_name(text: str) -> str:
+    """A label may be as long as it likes, and hold any character; two of them never become one."""
+    plain = re.sub(r"[^\w.-]+", "_", text)[:60]
+    return plain if plain == text else f"{plain}-{sha256(text.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Part:
     @property
     def name(self) -> str:
         """Unique within a certificate."""
-        return f"{self.dtype}, T={self.temperature:g}"
+        return f"{self.dtype}, T={str(self.temperature).removesuffix('.0')}"
 
 
 class Departure(BaseModel, frozen=True):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder, open_run
+from decode.common.run_folder import RunFolder, open_run, sha256_file
+from decode.config import model_folder
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.describe import ModelDescription
+from decode.models.fingerprint import files_fingerprint
 from distill.corpora.config import TEXT_ALONE, DataConfig
 from distill.prompts.run_chats import bound_to
 from eval.config import EvalConfig
@@ -65,8 +68,17 @@ def chat_tokenizer(cfg: EvalConfig) -> PreTrainedTokenizerBase:
 
 
 def open_report(cfg: EvalConfig) -> AbstractContextManager[RunFolder]:
-    """The folder of a run whose prompts are tokens of the target; raises as `open_run`."""
+    """The folder of a run whose prompts are tokens of the target, bound to the files that decide its figures; raises as
+    `open_run`."""
     bound = {} if cfg.target.path is None else bound_to(load_tokenizer(cfg.target))
+    models = {"target_weights": cfg.target.path} | {
+        f"weights of drafts.{name}": cfg.drafts[name] for name in cfg.drafts
+    }
+    folders = {what: Path(model_folder(path)) for what, path in models.items() if path is not None}
+    known = {what: path for what, path in folders.items() if path.is_file() or (path / "config.json").is_file()}
+    bound |= {what: files_fingerprint(path) for what, path in known.items()}
+    if cfg.prompts.file is not None:
+        bound["prompts_hash"] = sha256_file(cfg.prompts.file)
     return open_run(cfg.output_dir, "eval", cfg, cfg.resume, bound_to=bound)
 
 

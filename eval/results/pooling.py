@@ -19,7 +19,7 @@ from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
 
 row_key = attrgetter(
-    *("draft", "temperature", "num_draft_tokens", "category", "verifier", "tree", "batch_size", "dtype")
+    *("draft", "temperature", "num_draft_tokens", "category", "verifier", "tree", "setting", "batch_size", "dtype")
 )
 arm_key = attrgetter("temperature", "arm")
 length_key = attrgetter("num_draft_tokens")

@@ -15,7 +15,7 @@ from decode.formats.lm import SLIDING
 from decode.formats.source import Source
 from decode.models.describe import ModelDescription
 from train.export.engines import ENGINES
-from train.export.engines.base import Engine, Loads
+from train.export.engines.base import FORMS, Engine, Loads
 
 
 def form_of(family: str, config: HeadConfig | None) -> str:
@@ -27,6 +27,8 @@ def form_of(family: str, config: HeadConfig | None) -> str:
 def foreseen(family: str, config: HeadConfig, target: ModelDescription) -> list[str]:
     """Lines on the engines that will load a head of this shape, and on those that load its form and not this one."""
     source = Source(Path("the draft"), form_of(family, config), target, None, config.depth, {}, config)
+    if source.form not in FORMS:  # a family that was added, and is not written for engines yet
+        return []
     hows = {name: engine.forms[source.form] for name, engine in ENGINES.items()}
     known = [name for name, how in hows.items() if isinstance(how, Loads)]
     if not known:

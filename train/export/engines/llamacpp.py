@@ -22,14 +22,18 @@ from train.export.engines.states import not_captured, other_target, unknown_laye
 
 
 def launch(kind: str) -> Callable[[Launch], str]:
-    """Conversion of both models, of a target that is no GGUF file yet, then the server."""
+    """Conversion of both models, of a target that is no GGUF file yet, then the server. The converter wants folders, so
+    that a target on the hub is fetched first."""
 
     def command(how: Launch) -> str:
         convert = ["python", "convert_hf_to_gguf.py"]
         is_file = Path(how.target).is_file()
+        is_here = is_file or Path(how.target).is_dir()
+        folder = how.target if is_here else "target"
         served = how.target if is_file else "target.gguf"
-        target = [] if is_file else [[*convert, how.target, "--outfile", served]]
-        own = [] if kind == "draft-simple" else ["--target-model-dir", how.target]
+        fetch = [] if is_here else [["hf", "download", how.target, "--local-dir", folder]]
+        target = [] if is_file else [*fetch, [*convert, folder, "--outfile", served]]
+        own = [] if kind == "draft-simple" else ["--target-model-dir", folder]
         draft = [*convert, str(how.draft), *own, "--outfile", "draft.gguf"]
         serve = ["llama-server", "-m", served, "-md", "draft.gguf", "--spec-type", kind]
         lines = [*target, draft, [*serve, "--spec-draft-n-max", str(how.num_draft_tokens)]]
