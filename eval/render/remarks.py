@@ -108,7 +108,7 @@ def _by_category(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _faster_than_predicted(rows: Sequence[Row]) -> Iterator[str]:
-    found = [row for row in rows if _exceeds(row)]
+    found = [row for row in rows if row.realised is not None and row.realised > MOST_REALISED]
     if not found:
         return
     who = [f"{named(one)} at T={one.temperature:g} ({share(one.realised)} of that speedup)" for one in found]
@@ -126,11 +126,6 @@ def _token_in_passes(row: Row) -> float:
     """What a token takes without a draft, in bare passes."""
     assert row.baseline_tokens_per_s is not None
     return row.batch_size / (row.baseline_tokens_per_s * _times(row).t_target_1_s)
-
-
-def _exceeds(row: Row) -> bool:
-    """Results of earlier versions predicted from tau over all passes, which has reasons of its own to be exceeded."""
-    return row.realised is not None and row.realised > MOST_REALISED and "passes_by_prompt" in row.model_fields_set
 
 
 def _few_prompts(prompts: Prompts) -> Iterator[str]:

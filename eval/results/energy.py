@@ -60,8 +60,8 @@ def pooled_energy(runs: Sequence[Mapping[str, Any]], seed: int) -> dict[str, Any
 
 
 def energy_of(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Entries of timed cells; one that was kept by an earlier version has none."""
-    return [dict(one) for cell in cells for one in cell.get("energy", [])]
+    """Entries of timed cells."""
+    return [dict(one) for cell in cells for one in cell["energy"]]
 
 
 def same_facts(entries: Sequence[Entry]) -> dict[str, str | None]:
@@ -69,8 +69,8 @@ def same_facts(entries: Sequence[Entry]) -> dict[str, str | None]:
     estimate and a measurement, or counters of different parts, do not add up."""
     first = {name: entries[0].get(name) for name in _FACTS}
     for one in entries:
-        if one.get("reason") is not None:
-            return {"kind": None, "source": None, "reason": one["reason"]}
+        if (reason := one.get("reason")) is not None:
+            return {"kind": None, "source": None, "reason": reason}
     for one in entries[1:]:
         if {name: one.get(name) for name in _FACTS} != first:
             reason = f"metered in different ways: {first['source']} ({first['kind']}), {one['source']} ({one['kind']})"

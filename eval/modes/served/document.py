@@ -67,7 +67,7 @@ def make_results(
 
 def _energy(asked: Sequence[Asked], here: Mapping[str, Here], seed: int) -> list[dict[str, Any]]:
     """The server's and ours, all rounds together."""
-    there = [one.energy for job in asked for one in job.speeds if one.energy is not None]
+    there = [one.energy for job in asked for one in job.speeds]
     return merged([*there, *(one for draft in here.values() for one in draft.energy)], seed)
 
 

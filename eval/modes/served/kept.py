@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from eval.modes.served.engine.metrics import Counters
 from eval.modes.served.results import Verdict
@@ -25,8 +25,7 @@ class Timed(BaseModel, frozen=True):
     requests: int
     tokens: int
     seconds: float
-    energy: dict[str, Any] | None = None
-    """None where it was kept by an earlier version."""
+    energy: dict[str, Any]
     counters: Counters
 
     @property
@@ -74,8 +73,7 @@ class Here(BaseModel, frozen=True):
 
     comparisons: list[Compared]
     speeds: list[OurTimes]
-    energy: list[dict[str, Any]] = Field(default_factory=list)
-    """Empty where it was kept by an earlier version."""
+    energy: list[dict[str, Any]]
     dtype: str
 
 

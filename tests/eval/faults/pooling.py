@@ -48,6 +48,6 @@ FAULTS: list[Fault] = [
     ),
     *noticed_by(
         test_remarks.test_a_prediction_that_was_exceeded_is_explained,
-        ("eval.render.remarks:_exceeds", "> MOST_REALISED", ">= MOST_REALISED"),
+        ("eval.render.remarks:_faster_than_predicted", "row.realised > MOST", "row.realised >= MOST"),
     ),
 ]
