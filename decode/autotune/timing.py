@@ -107,11 +107,11 @@ def interleaved(
     seconds: dict[Name, list[float]] = {name: [] for name in arms}
     for round_index in range(repeats + 1):
         for name, call in arms.items():
-            _synchronise(device)
+            synchronize(device)
             began = time.perf_counter()
             with captured_at_once():
                 call()
-            _synchronise(device)
+            synchronize(device)
             if round_index:
                 seconds[name].append(time.perf_counter() - began)
     return seconds
@@ -143,6 +143,7 @@ def _text(runner: CachedModel, batch_size: int, start: int, length: int) -> Tens
     return ids.expand(batch_size, -1)
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from transformers import PreTrainedModel
-
+from decode.autotune.timing import synchronize as synchronize
 from decode.stats import Round
 from eval.comparison_config import PLAIN
 
@@ -86,23 +84,8 @@ class Arm(Protocol):
         ...
 
 
-def eos_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """The model's own end tokens."""
-    config = model.generation_config
-    eos = config.eos_token_id if config is not None else None
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
-
-
 def emitted(ids: list[int], eos: Sequence[int], limit: int) -> list[int]:
     """The ids a user gets: up to the limit and up to the end token, which is one of them."""
     ids = ids[:limit]
     ends = [i for i, token in enumerate(ids) if token in eos]
     return ids[: ends[0] + 1] if ends else ids
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for an accelerator; nothing on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

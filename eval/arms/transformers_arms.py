@@ -16,8 +16,10 @@ import torch
 from torch._inductor import config as inductor
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
+from decode.autotune.timing import synchronize
+from decode.sampling.stopping import own_eos_ids
 from decode.sampling.warp import Sampling
-from eval.arms.base import Sample, emitted, eos_ids, synchronize
+from eval.arms.base import Sample, emitted
 from eval.measure.config import PeersConfig
 from eval.measure.continuations import left_padded
 
@@ -83,9 +85,8 @@ def run_transformers(
     )
     synchronize(model.device)
     seconds = time.perf_counter() - began
-    new = [
-        emitted(row[ids.shape[1] :].tolist(), eos_ids(model), max_new_tokens) for row in cast(torch.Tensor, sequences)
-    ]
+    written = cast(torch.Tensor, sequences)[:, ids.shape[1] :].tolist()
+    new = [emitted(row, config.eos_token_id or (), max_new_tokens) for row in written]
     first = min(clock.widths[0] - ids.shape[1], max_new_tokens)
     first_tokens = sum(min(first, len(row)) for row in new)
     arrivals = [at - began for at in clock.times]
@@ -97,7 +98,7 @@ def generation_config(
 ) -> GenerationConfig:
     """The sampling, spelled out: transformers would fill what is left open from the model's own habits (top_k is 50
     there). `options` are further fields."""
-    eos = eos_ids(model)
+    eos = own_eos_ids(model.generation_config, model.config.get_text_config().vocab_size)
     warpers = {} if sampling.is_greedy else _warpers(sampling)
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -105,7 +106,7 @@ def generation_config(
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         num_beams=1,
-        eos_token_id=list(eos) or None,
+        eos_token_id=eos or None,
         pad_token_id=next(iter(eos), 0),
         **warpers,
         **(options or {}),

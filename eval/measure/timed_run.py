@@ -81,6 +81,10 @@ def sharing_captures(longest: int, batch_size: int) -> AbstractContextManager[No
     return room_for(min(longest, MOST_SHARED // batch_size))
 
 
+WARM_UPS = 2
+"""Runs of every arm before it is timed by itself; a pass is captured after some uses of its shape."""
+
+
 def warm_up(
     arms: Sequence[Arm],
     prompts: Sequence[Prompt],
@@ -88,13 +92,14 @@ def warm_up(
     seed: int,
     max_new_tokens: int = 16,
     others: Sequence[Prompt] = (),
+    times: int = 1,
 ) -> None:
-    """Each arm once, unmeasured: first calls allocate, tune and compile. Our arms make all captures that they may need
-    for these prompts and `others`, from the shortest batch as far as there is room."""
+    """Each arm so many times, unmeasured: first calls allocate, tune and compile. Our arms make all captures that they
+    may need for these prompts and `others`, from the shortest batch as far as there is room."""
     group = [prompts[i % len(prompts)].ids for i in range(batch_size)]
     first = min((first_to_capture(one, batch_size) for one in (prompts, others) if one), key=len)
-    with progress(len(arms), "arms", "warm-up") as bar:
-        for arm in arms:
+    with progress(times * len(arms), "arms", "warm-up") as bar:
+        for arm in [*arms] * times:
             if isinstance(arm, OurArm):
                 arm.capture_ahead([first] * batch_size, max_new_tokens)
             arm.run(group, list(range(batch_size)), max_new_tokens, seed)

@@ -11,11 +11,12 @@ from transformers import PreTrainedModel
 
 from decode.config import ModelConfig
 from decode.models.describe import ModelDescription
+from decode.sampling.stopping import own_eos_ids
 from eval.arms.base import VLLM, Arm
 from eval.arms.vllm_engines import Engines
 from eval.comparison_config import ComparisonConfig
 from eval.config import EvalConfig
-from eval.inputs import Named
+from eval.inputs import Named, sampling_at
 from eval.measure.cells import Cell, Point
 from eval.modes.compare.way import length_name
 from eval.prompts.kinds import TextPrompts
@@ -158,6 +159,11 @@ class Loaded(ABC):
     @abstractmethod
     def drafted(self, cell: Cell, choice: Choice) -> Iterator[Drafted]:
         """The arms that rows are about."""
+
+    def vllm_arms(self, temperature: float) -> dict[str, Arm]:
+        """Name -> arm of an engine that runs."""
+        eos = own_eos_ids(self.model.generation_config, self.model.config.get_text_config().vocab_size)
+        return self.engines.arms(sampling_at(self.cfg, temperature), eos)
 
     def facts(self, choice: Choice) -> dict[str, Any]:
         """What results.json says of a cell besides."""

@@ -12,7 +12,7 @@ from decode.drafters.beside.refusals import check_overlap, presumed_family
 from decode.drafters.untrained.config import UNTRAINED, check_strict, check_tree
 from decode.sampling.config import SamplingConfig
 from distill.engines.vllm_support import drafting_with_model
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, OURS, STATIC, TRANSFORMERS, VLLM, Arm, eos_ids, our_name
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, LOOKUP, OURS, STATIC, TRANSFORMERS, VLLM, Arm, our_name
 from eval.arms.ours import assisted_arms, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.transformers_arms import TransformersArm, assisted_settings, no_compiler, static_options
 from eval.comparison_config import PLAIN, DecodersConfig, arm_settings
@@ -20,7 +20,7 @@ from eval.inputs import Named, check_models, named_drafts, sampling_at, shared_c
 from eval.measure.cells import Cell, Point
 from eval.measure.cells import choose as fastest_settings
 from eval.measure.held_choice import held_choice
-from eval.measure.timed_run import fastest, is_plain_chain, warm_up
+from eval.measure.timed_run import WARM_UPS, fastest, is_plain_chain, warm_up
 from eval.modes.compare.arm_set import ArmSet, Loaded, Target
 from eval.prompts.kinds import TextPrompts
 from eval.results.compared import Choice
@@ -30,8 +30,6 @@ _EXTRA_CALLS = 8
 """Calls per arm that choosing settings and warming up add to a cell."""
 _PER_ROW = 0.07
 """Seconds that one more row adds to a pass, as a share of those of one row."""
-_WARM_UPS = 2
-"""Runs of every arm before its first cell; a pass is captured after some uses of its shape."""
 
 
 class Decoders(ArmSet):
@@ -194,8 +192,7 @@ class LoadedDecoders(Loaded):
         for peer, settings in self._drafting_peers(temperature).items():
             if peer in choice.best:
                 arms.append(renamed(settings[choice.best[peer]], peer))
-        vllm = self.engines.arms(sampling_at(self.cfg, temperature), eos_ids(self.model)).values()
-        return [arm for arm in [*arms, *vllm] if arm.name not in without]
+        return [arm for arm in [*arms, *self.vllm_arms(temperature).values()] if arm.name not in without]
 
     def warm_arms(self, cell: Cell, choice: Choice) -> list[Arm]:
         """Warmed once for all texts; what transformers cannot compile is left out."""
@@ -209,8 +206,7 @@ class LoadedDecoders(Loaded):
         prompts, tokens = self.texts[cell.text].screening, self.cfg.decode.max_new_tokens
         timed = [one for text in self.texts.values() for one in text.reported]
         try:
-            for _ in range(_WARM_UPS):
-                warm_up([arm], prompts, cell.batch_size, self.cfg.seed, tokens, timed)
+            warm_up([arm], prompts, cell.batch_size, self.cfg.seed, tokens, timed, WARM_UPS)
         except RuntimeError as error:
             if arm.name != STATIC:
                 raise

@@ -9,11 +9,11 @@ from typing import Any
 
 from decode.common.progress import progress
 from decode.drafters.untrained.early_exit import refuse_exit
-from eval.arms.base import AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, VLLM, VLLM_LOOKUP, Arm, eos_ids, our_name
+from eval.arms.base import AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, VLLM, VLLM_LOOKUP, Arm, our_name
 from eval.arms.ours import OurArm, early_exit_arms, early_exit_settings, lookup_arms, our_arm, plain_arms, renamed
 from eval.arms.vllm_engines import drafting_with_lookup
 from eval.config import TOKEN_FOR_TOKEN
-from eval.inputs import Named, sampling_at
+from eval.inputs import Named
 from eval.measure.cells import Cell, Point, tried_settings
 from eval.measure.timed_run import first_to_capture
 from eval.modes.compare.arm_set import ArmSet, Loaded, Target
@@ -158,15 +158,12 @@ class LoadedDrafters(Loaded):
         }
 
     def _vllm(self, cell: Cell) -> dict[str, Arm]:
-        arms = self._engines(cell)
+        arms = self.vllm_arms(cell.temperature)
         return {name.removeprefix(f"{VLLM_LOOKUP}, "): arm for name, arm in arms.items() if name != VLLM}
-
-    def _engines(self, cell: Cell) -> dict[str, Arm]:
-        return self.engines.arms(sampling_at(self.cfg, cell.temperature), eos_ids(self.model))
 
     def plain(self, cell: Cell) -> list[Arm]:
         """Everything that drafts nothing: the two that the baseline is chosen from, and vLLM's."""
-        vllm = [arm for name, arm in self._engines(cell).items() if name == VLLM]
+        vllm = [arm for name, arm in self.vllm_arms(cell.temperature).items() if name == VLLM]
         return [*plain_arms(self.cfg, self.model, cell.temperature), *vllm]
 
     def warm_up(self, arms: Sequence[Arm], cell: Cell) -> None:

@@ -23,16 +23,13 @@ from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.continuations import Job, Text, batches
 from eval.measure.losslessness import Check, check, margin_from
 from eval.measure.quality import write_alone
-from eval.measure.timed_run import sharing_captures, warm_up
+from eval.measure.timed_run import WARM_UPS, sharing_captures, warm_up
 from eval.modes.families.arms import ArmFacts
 from eval.modes.families.config import shape_settings
 from eval.modes.families.trainings import Pace
 from eval.prompts.prompt import Prompt
 from eval.results.compared import Choice
 from eval.results.figures import Drafted
-
-_WARM_UPS = 2
-"""Runs of every arm before it is timed; a pass is captured after some uses of its shape."""
 
 
 class Measurement(BaseModel, frozen=True):
@@ -209,8 +206,7 @@ class Timing:
         arms = [*plain_arms(cfg, self.model, cell.temperature), *map(self._arm, drafted)]
         longest = max(len(one.ids) for one in [*prompts, *self.screening]) + cfg.decode.max_new_tokens
         with sharing_captures(longest, cell.batch_size):
-            for _ in range(_WARM_UPS):
-                warm_up(arms, self.screening, cell.batch_size, cfg.seed, cfg.decode.max_new_tokens, prompts)
+            warm_up(arms, self.screening, cell.batch_size, cfg.seed, cfg.decode.max_new_tokens, prompts, WARM_UPS)
             return CellRun(cfg, self.model, self.drafters).time(cell, arms, drafted, prompts)
 
     def _drafted(self, name: str, k: int, temperature: float, arm: str) -> Drafted:
