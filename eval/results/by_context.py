@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decode.stats import Round
-from eval.results.statistics import bootstrap, ratio_of_sums
+from eval.results.statistics import bootstrap, described, ratio_of_sums
 
 SHORT = 256
 """Tokens up to which all contexts are one bucket; from there on each is twice as long as the one before."""
@@ -34,12 +34,10 @@ def tau_by_context(rounds: Sequence[Sequence[Round]], seed: int) -> list[dict[st
 def _described(least: int, counts: np.ndarray, seed: int) -> dict[str, Any]:
     """counts (prompts, 2): tokens emitted, passes."""
     reached = counts[counts[:, 1] > 0]
-    found = bootstrap(reached, ratio_of_sums, seed)
     return {
         "context_from": least,
         "context_below": 2 * least or SHORT,
         "prompts": len(reached),
         "passes": int(reached[:, 1].sum()),
-        "tau": found.value,
-        "tau_ci95": found.interval,
+        **described("tau", bootstrap(reached, ratio_of_sums, seed)),
     }

@@ -11,11 +11,10 @@ from decode.common.checked_json import shown
 from decode.common.errors import InputError
 from eval.results.compared import Comparison
 from eval.results.energy import pooled_energy
-from eval.results.figures import described
 from eval.results.poolable import check_different_runs, check_same, check_single
 from eval.results.pooling import DEFINITIONS, matched, pooled_row, row_key
 from eval.results.schema import Row
-from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, finite
+from eval.results.statistics import arm_ratio, arm_ratio_of_runs, arm_speed, described, finite
 
 Run = Mapping[str, Any]
 Others = Callable[[Sequence[Run]], Mapping[str, str]]

@@ -29,7 +29,7 @@ from eval.results.energy import energy_of
 from eval.results.figures import Scope, alpha_alone, listed, quality_figures
 from eval.results.headline import arm_name, contests, ours_over
 from eval.results.schema import SCHEMA, Row
-from eval.results.statistics import arm_pairs, arm_ratio, arm_speed, finite
+from eval.results.statistics import arm_pairs, arm_ratio, arm_speed, described, finite
 
 LENGTH = "draft length"
 """Among the families of a choice, the first draft by its length."""
@@ -182,9 +182,9 @@ def _unquantised(measured: MeasuredReport, seed: int) -> list[dict[str, Any]]:
             if row.category is None and row.setting is None:
                 ratio = arm_ratio([cell], arm_name(row.draft, row.num_draft_tokens), UNQUANTISED, seed)
                 about = ("temperature", "draft", "setting", "num_draft_tokens", "tokens_per_s")
-                over = {"ratio": ratio and ratio.value, "ratio_ci95": ratio and ratio.interval}
+                known = {name: getattr(row, name) for name in about}
                 plain = {"unquantised_tokens_per_s": arm_speed([cell], UNQUANTISED)}
-                found.append({**{name: getattr(row, name) for name in about}, **plain, **over, **cell["unquantised"]})
+                found.append({**known, **plain, **described("ratio", ratio), **cell["unquantised"]})
     return found
 
 

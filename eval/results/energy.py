@@ -9,7 +9,7 @@ import numpy as np
 
 from eval.arms.base import Sample
 from eval.measure.energy import EnergyMeter
-from eval.results.statistics import Estimate, bootstrap, bootstrap_crossed, median_of_ratios
+from eval.results.statistics import Estimate, bootstrap, bootstrap_crossed, described, median_of_ratios
 
 Entry = Mapping[str, Any]
 Pairs = Sequence[Sequence[float]]
@@ -91,18 +91,12 @@ def _crossed(each: Sequence[Entry], seed: int) -> dict[str, Any]:
     estimate = bootstrap_crossed(np.stack(runs), median_of_ratios, seed) if has_all else None
     if estimate is not None and len(runs[0]) == 1:
         estimate = Estimate(estimate.value, None)  # runs alone say nothing of other prompts
-    return {**_named(each[0]), **facts, **_figures(estimate), "by_batch": None}
+    return {**_named(each[0]), **facts, **described("joules_per_token", estimate), "by_batch": None}
 
 
 def _entry(about: dict[str, Any], pairs: Pairs | None, seed: int) -> dict[str, Any]:
     by_batch = None if pairs is None else [list(pair) for pair in pairs]
-    return {**about, **_figures(joules_per_token(pairs, seed)), "by_batch": by_batch}
-
-
-def _figures(estimate: Estimate | None) -> dict[str, Any]:
-    if estimate is None:
-        return {"joules_per_token": None, "joules_per_token_ci95": None}
-    return {"joules_per_token": estimate.value, "joules_per_token_ci95": estimate.interval}
+    return {**about, **described("joules_per_token", joules_per_token(pairs, seed)), "by_batch": by_batch}
 
 
 def _known(pairs: Pairs | None) -> np.ndarray:  # (n, 2)

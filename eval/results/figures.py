@@ -20,6 +20,7 @@ from eval.results.schema import ComponentTimes, Row
 from eval.results.statistics import (
     Estimate,
     bootstrap,
+    described,
     finite,
     inter_arrivals,
     median_of_ratios,
@@ -186,13 +187,6 @@ def speed(
         "seconds_by_prompt": listed(_pairs(samples, one.arm, base, groups)),
         "call_seconds_by_prompt": listed(_call_pairs(samples, one.arm, base, groups)),
     }
-
-
-def described(name: str, estimate: Estimate | None) -> dict[str, Any]:
-    """NAME and NAME_ci95 as JSON has them; None where nothing could be estimated."""
-    if estimate is None:
-        return {name: None, f"{name}_ci95": None}
-    return {name: estimate.value, f"{name}_ci95": estimate.interval}
 
 
 def typical_tau(samples: Sequence[Sequence[Sample]]) -> float | None:

@@ -12,11 +12,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from eval.results.energy import pooled_energy, same_facts
-from eval.results.figures import described
 from eval.results.headline import ours_over, pooled_contests
 from eval.results.reported import AssistedPeer, Report
 from eval.results.schema import ComponentTimes, Row
-from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, median_of_ratios, ratio_of_sums
+from eval.results.statistics import Estimate, Statistic, bootstrap_crossed, described, median_of_ratios, ratio_of_sums
 
 row_key = attrgetter(
     *("draft", "temperature", "num_draft_tokens", "category", "verifier", "tree", "setting", "batch_size", "dtype")

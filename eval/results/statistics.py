@@ -27,6 +27,11 @@ class Estimate:
         return None if self.ci95 is None else list(self.ci95)
 
 
+def described(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    """NAME and NAME_ci95 as JSON has them; None where nothing could be estimated."""
+    return {name: estimate and estimate.value, f"{name}_ci95": estimate and estimate.interval}
+
+
 def ratio_of_sums(columns: np.ndarray) -> np.ndarray:  # (R, n, 2) -> (R,)
     """Sum of the first column over sum of the second: a mean over tokens, not over prompts."""
     sums = columns.sum(-2)

@@ -9,8 +9,7 @@ from typing import Any
 from eval.arms.base import ASSISTED, AUTOREGRESSIVE, OURS, TRANSFORMERS, is_vllm, our_name
 from eval.results.compared import Comparison
 from eval.results.comparisons import Run
-from eval.results.figures import described
-from eval.results.statistics import arm_ratio, arm_speed, fastest_arm, ratio_over
+from eval.results.statistics import arm_ratio, arm_speed, described, fastest_arm, ratio_over
 
 ISSUE = "55005"
 """Of vLLM, on which `distill.engines.inside_vllm.vllm_temperatures` has more."""

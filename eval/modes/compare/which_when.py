@@ -7,8 +7,7 @@ from typing import Any
 
 from eval.arms.base import PLAIN_ARMS, our_name
 from eval.results.compared import DraftingArm
-from eval.results.figures import described
-from eval.results.statistics import Estimate, fastest_arm, ratio_over
+from eval.results.statistics import Estimate, described, fastest_arm, ratio_over
 
 FEWEST = 3
 """Batches of prompts from which anything of others is concluded."""

@@ -22,8 +22,15 @@ from eval.results.compared import ArmQuality, Budgets, CodeCost, Families, Train
 from eval.results.comparisons import cell_with_ratios
 from eval.results.document import DEFINITIONS, heading, target_entry
 from eval.results.energy import energy_of
-from eval.results.figures import described
-from eval.results.statistics import Estimate, bootstrap_crossed, fastest_arm, finite, ratio_of_ratios, ratio_of_sums
+from eval.results.statistics import (
+    Estimate,
+    bootstrap_crossed,
+    described,
+    fastest_arm,
+    finite,
+    ratio_of_ratios,
+    ratio_of_sums,
+)
 
 Kept = Mapping[Training, KeptDraft]
 _SHARED = (

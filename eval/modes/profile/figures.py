@@ -11,9 +11,8 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from eval.modes.profile.calls import Call, Classes
-from eval.results.figures import described
 from eval.results.schema import Interval
-from eval.results.statistics import bootstrap
+from eval.results.statistics import bootstrap, described
 
 OUT_OF_ROUND = ("host", "other")
 """Of the parts of a call; all other phases make up the round itself."""
