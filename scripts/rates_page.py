@@ -16,6 +16,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # run from anywhere, as a script
+
+from decode.common.markdown import table  # noqa: E402
+from train.metrics_log import METRICS, read_metrics  # noqa: E402
+from train.settled import width_scale  # noqa: E402
+
 PAGE, FIGURES = ROOT / "docs/results/rates.md", ROOT / "docs/results/rates/runs.json"
 HEAD = """# Learning rates by width
 
@@ -29,10 +34,9 @@ than 0.01: at 128 a quarter of the best.
 
 def read_run(folder: Path) -> dict[str, Any]:
     """What one run says of itself."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = {row["kind"]: row for row in read_metrics(folder / METRICS)}
     run = json.loads((folder / "run.json").read_text())
     config = json.loads((folder / "model/draftsmith.json").read_text())["config"]
-    last = {kind: [row for row in rows if row["kind"] == kind][-1] for kind in ("train", "validation")}
     return {
         "width": config["draft"]["width"],
         "muon_lr": config["muon_lr"],
@@ -50,9 +54,6 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def page_of(runs: list[dict[str, Any]]) -> str:
     """A row for each width, a column for each rate."""
-    from decode.common.markdown import table
-    from train.settled import width_scale
-
     rates = sorted({one["muon_lr"] for one in runs})
     found = {(one["width"], one["muon_lr"]): one["alpha"] for one in runs}
     assert len(found) == len(runs), "a width and rate has two runs; give those of one seed"

@@ -18,6 +18,9 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from decode.common.markdown import table
+from train.metrics_log import METRICS, read_metrics
+
 ROOT = Path(__file__).resolve().parents[1]
 FILE, FIGURES = ROOT / "docs/results/smollm2_tokens", ROOT / "docs/results/smollm2/tokens.json"
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "tokens", "font.family": "sans-serif"}
@@ -26,10 +29,9 @@ KEYS = ("alpha", "alpha_greedy", "tau", "tau_greedy")
 
 def read_run(folder: Path) -> dict[str, Any]:
     """What one run says of itself: what was trained on how many tokens, and what came of it."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(folder / METRICS)
     config = json.loads((folder / "model/draftsmith.json").read_text())["config"]
-    trained = [row for row in rows if row["kind"] == "train"]
-    judged = [row for row in rows if row["kind"] == "validation"]
+    trained, judged = ([row for row in rows if row["kind"] == kind] for kind in ("train", "validation"))
     read = {row["step"]: row["tokens"] for row in trained}
     head, family = config["draft"]["head"], config["draft"]["family"]
     return {
@@ -77,17 +79,16 @@ def page_of(found: dict[str, Any]) -> str:
     lines = ["# Alpha over tokens", "", "<!-- Written by `python scripts/tokens_page.py`. -->", "", found["note"], ""]
     lines += [f"![alpha over tokens]({FILE.name}.svg)", ""]
     first = most["family"]
-    lines += [
-        "| draft | k | tokens read | rows x steps | alpha | at T=0 | tau estimate | at T=0 "
-        f"| {first} of the longest run by then |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
-    lines += [
-        f"| {one['family']} | {one['depth']} | {one['tokens']:,} | {one['rows']} x {one['steps']} | "
-        f"{one['alpha']:.3f} | {one['alpha_greedy']:.3f} | {one['tau']:.2f} | {one['tau_greedy']:.2f} | "
-        f"{'' if one['family'] == first else by_then(most, one['tokens'])} |"
+    heads = ["draft", "k", "tokens read", "rows x steps", "alpha", "at T=0", "tau estimate", "at T=0"]
+    rows = [
+        [
+            *(one["family"], str(one["depth"]), f"{one['tokens']:,}", f"{one['rows']} x {one['steps']}"),
+            *(f"{one[key]:.{digits}f}" for key, digits in zip(KEYS, (3, 3, 2, 2), strict=True)),
+            "" if one["family"] == first else by_then(most, one["tokens"]),
+        ]
         for one in runs
     ]
+    lines.append(table([*heads, f"{first} of the longest run by then"], rows))
     judged = found["report"]["heads"]
     told = [
         f"`{one['draft']}` {one['alpha']:.2f} [{', '.join(f'{end:.2f}' for end in one['alpha_ci95'])}]"

@@ -27,6 +27,7 @@ from cases import CASES, by_own_choice, given_to  # noqa: E402
 from page import COMMAND, FIGURES, OURS, OWN, PAGE, page_of  # noqa: E402
 
 from decode.common.environment import environment  # noqa: E402
+from train.metrics_log import METRICS, read_metrics  # noqa: E402
 
 WARM = 2
 """Steps before the clock starts, as in peer.py."""
@@ -66,8 +67,7 @@ def trained(arm: str, folder: Path, given: list[str]) -> dict[str, float]:
 
 def speed_of_ours(folder: Path) -> dict[str, float]:
     """Tokens and seconds after the first WARM steps, from the log of every step."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "train"]
+    steps = [line for line in read_metrics(folder / METRICS) if line["kind"] == "train"]
     read = [after["tokens"] - before["tokens"] for before, after in zip(steps, steps[1:], strict=False)]
     pairs = list(zip(read, steps[1:], strict=True))[WARM - 1 :]
     return {"tokens": sum(tokens for tokens, _ in pairs), "seconds": sum(n / one["tokens_per_s"] for n, one in pairs)}
