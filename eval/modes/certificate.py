@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from decode.common.checked_json import Content, JsonFile, Text
 from decode.common.environment import environment, git_state
@@ -24,7 +24,7 @@ from decode.drafters.saved_draft import DraftDescription, describe_draft
 from decode.models.describe import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
-from eval.measure.certificate_parts import Departure, Part, State, compare, is_done, measure_padding
+from eval.measure.certificate_parts import Counts, Part, State, compare, is_done, measure_padding
 from eval.prompts.chats import chat_tokenizer, open_report
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
@@ -57,23 +57,14 @@ class Verdict(Content):
     failures: list[Text]
 
 
-class CertifiedPart(BaseModel, frozen=True):
+class CertifiedPart(Counts):
     """A part with what was counted."""
 
+    chunks: int = Field(default=0, exclude=True)
     dtype: str
     temperature: float
-    tokens: int
     is_judged: bool
     wanted_tokens: int
-    sequences: int
-    mismatches: int
-    near_ties: int
-    divergences: list[Departure]
-    uncached_mismatches: int
-    uncached_near_ties: int
-    uncached_flips: int
-    uncached_tokens_checked: int
-    seconds: float
     divergences_per_token: float | None
     uncached_flips_per_token: float | None
 
@@ -212,7 +203,7 @@ def _identity(model: ModelDescription | DraftDescription) -> dict[str, Any]:
 def _row(part: Part, state: State) -> CertifiedPart:
     counts = state.parts[part.name]
     return CertifiedPart(
-        **{**asdict(part), **counts.model_dump(exclude={"chunks"})},
+        **{**asdict(part), **counts.model_dump()},
         wanted_tokens=part.tokens,
         divergences_per_token=share(len(counts.divergences), counts.tokens),
         uncached_flips_per_token=share(counts.uncached_flips, counts.uncached_tokens_checked),
