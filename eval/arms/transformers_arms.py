@@ -33,7 +33,6 @@ class ArrivalClock(StoppingCriteria):
         self.widths: list[int] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
-        """No row is done."""
         if not self.times:
             synchronize(input_ids.device)
         self.times.append(time.perf_counter())

@@ -118,7 +118,8 @@ def nvml(gpus: Sequence[torch.device]) -> tuple[list[Counter], str | None]:
     try:
         pynvml.nvmlInit()
         for gpu in gpus:
-            counter = Counter(f"NVML {gpu}", _millijoules(pynvml, pynvml.nvmlDeviceGetHandleByUUID(_uuid(gpu))))
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}")
+            counter = Counter(f"NVML {gpu}", _millijoules(pynvml, handle))
             counter.read()
             found.append(counter)
     except pynvml.NVMLError as error:  # before Volta, and of a slice of a GPU (MIG), there is no such counter
@@ -128,7 +129,3 @@ def nvml(gpus: Sequence[torch.device]) -> tuple[list[Counter], str | None]:
 
 def _millijoules(library: Any, handle: Any) -> Callable[[], float]:
     return lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-
-
-def _uuid(gpu: torch.device) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(gpu).uuid}"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from decode.acceptance import greedy_agreement, overlap
@@ -64,14 +63,15 @@ def measure_quality(
     cfg: EvalConfig, target: PreTrainedModel, drafters: Mapping[str, Any], prompts: Sequence[Prompt]
 ) -> dict[tuple[float, str], Quality]:
     """alpha and losslessness of every draft at every temperature of the run, on text that the target writes for it."""
-    found = {}
+    found, size = {}, cfg.lossless
     for number, temperature in enumerate(cfg.temperatures):
         reference = write_alone(cfg, target, temperature, prompts, is_first=number == 0)
         alphas = measure_alpha(target, drafters, reference, sampling_at(cfg, temperature))
         uncached = _uncached(cfg, target, temperature, reference)
+        shorter = [replace(text, new=text.new[: size.other_tokens]) for text in reference[: size.other_prompts]]
         for name, drafter in drafters.items():
             is_first = number == 0 and name == next(iter(drafters))
-            compared = reference if is_first else _shorter(cfg, reference)
+            compared = reference if is_first else shorter
             checks = _check(cfg, target, drafter, temperature, compared, f"{name} against it")
             found[temperature, name] = Quality(alphas[name], checks, uncached)
     return found
@@ -84,10 +84,6 @@ def write_alone(
     size = cfg.lossless
     jobs = jobs_for(prompts, size.tokens) if is_first else jobs_for(prompts[: size.other_prompts], size.other_tokens)
     return alone(cfg, target, temperature, f"target alone at T={temperature:g}")(jobs)
-
-
-def _shorter(cfg: EvalConfig, texts: Sequence[Text]) -> list[Text]:
-    return [replace(text, new=text.new[: cfg.lossless.other_tokens]) for text in texts[: cfg.lossless.other_prompts]]
 
 
 def _check(
@@ -143,14 +139,10 @@ def rounding(model: PreTrainedModel, other: PreTrainedModel, prompts: Sequence[P
     sums, positions = torch.zeros(3, dtype=torch.float64), 0
     for prompt in prompts:
         ids = torch.tensor([list(prompt.ids)], device=model.device)
-        ours, theirs = (_log_p(one, ids) for one in (model, other))
+        ours, theirs = (one(ids, use_cache=False).logits[0].float().log_softmax(-1) for one in (model, other))
         kl = (theirs.exp() * (theirs - ours)).sum(-1)
         each = (kl, 1 - overlap(theirs, ours), greedy_agreement(theirs, ours))
         sums += torch.stack([one.sum() for one in each]).double().cpu()
         positions += ids.shape[1]
     kl, tv, same = (sums / positions).tolist()
     return {"kl": kl, "tv": tv, "argmax_agreement": same, "positions": positions}
-
-
-def _log_p(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    return model(ids, use_cache=False).logits[0].float().log_softmax(-1)

@@ -71,19 +71,15 @@ def _over(peer: AssistedPeer | None) -> str:
 
 def runs_table(results: Report, both: Sequence[Row]) -> Table:
     """A row for each run: where, when, and how fast with the drafts of `both` and without one."""
+    speedup = estimate("speedup").value
     shown = [
         Column("machine", lambda run: hardware(run.environment)),
         Column("began (UTC)", lambda run: run.environment["started"][:16].replace("T", " ")),
         Column("tokens/s without a draft", lambda run: whole(_of(run, both[0]).baseline_tokens_per_s)),
-        *(_speedup_of(row) for row in both),
+        *(Column(f"{one.draft}: speedup", lambda run, one=one: speedup(_of(run, one))) for one in both),
         Column("revision", lambda run: (run.environment["git"]["revision"] or MISSING)[:7]),
     ]
     return Table("Runs", shown, results.runs, "Of each run intervals are over its prompts alone.")
-
-
-def _speedup_of(row: Row) -> Column:
-    speedup = estimate("speedup").value
-    return Column(f"{row.draft}: speedup", lambda run: speedup(_of(run, row)))
 
 
 def _of(run: Run, row: Row) -> Row:

@@ -41,8 +41,8 @@ def why_it_does_not_pay(row: Row, sweep: LengthSweep) -> str | None:
         return None
     speed = with_interval(row.speedup, row.speedup_ci95)
     verdict = "does not pay" if (row.speedup_ci95 or [0, 0])[1] < 1 else "is not shown to pay"
-    lead = f"{_who(row)} {verdict} with k={row.num_draft_tokens}: {speed} times the speed without a draft"
-    return f"{lead}. {_other_length(row, sweep) or _reason(row)}"
+    lead = f"At T={row.temperature:g} {named(row)} {verdict} with k={row.num_draft_tokens}: {speed} times the speed"
+    return f"{lead} without a draft. {_other_length(row, sweep) or _reason(row)}"
 
 
 def _other_length(row: Row, sweep: LengthSweep) -> str | None:
@@ -135,10 +135,6 @@ def _few_prompts(prompts: Prompts) -> Iterator[str]:
             f"There were {prompts.reported} of the {count(wanted.reported, 'prompt')} that were wanted, "
             f"{prompts.timed} of {wanted.timed} timed: intervals are wider for it."
         )
-
-
-def _who(row: Row) -> str:
-    return f"At T={row.temperature:g} {named(row)}"
 
 
 def taus(row: Row) -> dict[int, float]:

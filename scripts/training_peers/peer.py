@@ -55,7 +55,6 @@ class Clock(TrainerCallback):
         self.seconds = time.perf_counter() - self.began
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The Trainer's call."""
         self.step(state.global_step)
 
 
@@ -86,7 +85,6 @@ class Counted:
     clock: Clock
 
     def training_step(self, model: Any, inputs: Any, *others: Any) -> Any:
-        """The Trainer's."""
         self.clock.read(int(inputs["attention_mask"].sum()))
         return super().training_step(model, inputs, *others)  # type: ignore[misc]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
@@ -11,7 +11,7 @@ from eval.modes.compare.shared_tables import Tried, by_run, choice_table, in_wor
 from eval.render.formatting import MISSING, Column, Table, column, columns, number, with_interval
 from eval.render.page import Plot
 from eval.render.plots import COLORS, GREY, draw
-from eval.results.compared import Comparison, TimedArm, TimedCell
+from eval.results.compared import Comparison, TimedCell
 
 _PEER = Column("peer", lambda peer: f"{peer.name} ({peer.version})")
 _OVER_PEER = Column("ours / peer", lambda peer: with_interval(peer.ratio_ours_over_peer, peer.ratio_ci95))
@@ -111,7 +111,7 @@ def _arm_table(found: Comparison) -> Table:
     rows = [(cell, one) for cell in found.cells for one in sorted(cell.arms, key=lambda one: _place(one.arm))]
     has_vllm = any("over_vllm" in one.ratios for _, one in rows)
     shown = [
-        *(Column(one.header, _of_cell(one)) for one in columns("batch", "T", "text")),
+        *(Column(one.header, lambda row, one=one: one.value(row[0])) for one in columns("batch", "T", "text")),
         Column("arm", lambda row: row[1].arm),
         Column("tokens/s", lambda row: number(row[1].tokens_per_s, 1)),
     ]
@@ -119,10 +119,6 @@ def _arm_table(found: Comparison) -> Table:
         if key != "over_vllm" or has_vllm:
             shown += ratio_columns(found, header, lambda row, key=key: row[1].over(key))
     return Table("All arms", shown, rows, is_detail=True)
-
-
-def _of_cell(shown: Column) -> Callable[[tuple[TimedCell, TimedArm]], str]:
-    return lambda row: shown.value(row[0])
 
 
 def _choice_table(found: Comparison) -> Table:

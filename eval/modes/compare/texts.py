@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from distill.corpora.corpus import Split
-    from distill.corpora.tasks import Task
 
 PROSE = ("prose", "free")
 """What mode=decoders and mode=drafters call how docstrings begin."""
@@ -86,8 +85,7 @@ def _task_prompts(
         )
     begin = start_ids(tokenizer)  # as records begin
     each = encode_texts(tokenizer, [task.prompt for task in tasks])
-    return [_prompt(task, [*begin, *ids]) for task, ids in zip(tasks, each, strict=True)]
-
-
-def _prompt(task: Task, ids: list[int]) -> Prompt:
-    return Prompt(task.id, task.kind, tuple(ids), document=task.id.rsplit("#", 1)[0])
+    return [
+        Prompt(task.id, task.kind, (*begin, *ids), document=task.id.rsplit("#", 1)[0])
+        for task, ids in zip(tasks, each, strict=True)
+    ]

@@ -209,10 +209,12 @@ def plan_lines(
     records: RecordFolder,
 ) -> list[str]:
     """For a person."""
-    families = cfg.families
-    every = trainings(cfg)
+    families, every = cfg.families, trainings(cfg)
+    is_coded, temperatures = any(one.is_coded for one in every), ", ".join(f"{one:g}" for one in cfg.temperatures)
     missing = [one for one in every if not is_finished(one.folder(cfg))]
     seconds = _seconds(cfg, target, missing, wanted, records)
+    names = [cell.name for cell in cells(cfg)]
+    speeds = f"speed in {count(len(names), 'cell')} ({', '.join(names)})" if names else "no speeds"
     layers = "; ".join(f"{code} of layers {list(one)}" for code, one in wanted.items())
     return [
         f"target: {target.path}, {target.num_parameters:,} parameters; records: {families.records}, "
@@ -224,16 +226,11 @@ def plan_lines(
         f"trainings: {len(every)}, {len(missing)} still to do: {count(len(families.arms), 'arm')} x "
         f"{count(len(families.seeds), 'seed')}, at {families.tokens:,} tokens"
         + (f" and at {families.seconds:g} s each" if families.seconds is not None else "")
-        + (f"; {families.feature_arm} from {', '.join(families.feature_codes[1:])} too" if _codes(every) else ""),
-        f"measured: tau of {', '.join(families.shapes)} at T {_listed(cfg.temperatures)} on {cfg.lossless.prompts} "
-        f"prompts; {_speeds_line(cfg)}",
+        + (f"; {families.feature_arm} from {', '.join(families.feature_codes[1:])} too" if is_coded else ""),
+        f"measured: tau of {', '.join(families.shapes)} at T {temperatures} on {cfg.lossless.prompts} "
+        f"prompts; {speeds}",
         f"time: {guess(seconds)}",
     ]
-
-
-def _speeds_line(cfg: EvalConfig) -> str:
-    names = [cell.name for cell in cells(cfg)]
-    return f"speed in {count(len(names), 'cell')} ({', '.join(names)})" if names else "no speeds"
 
 
 def _arm_line(cfg: EvalConfig, arm: str, facts: ArmFacts) -> str:
@@ -248,14 +245,6 @@ def _engine_lines(cfg: EvalConfig, facts: Mapping[str, ArmFacts]) -> list[str]:
     if engine is None:
         return []
     return [f"{arm} is not recommended for {title(engine)}: {why}" for arm, why in refused_forms(facts, engine).items()]
-
-
-def _codes(every: Sequence[Training]) -> bool:
-    return any(one.is_coded for one in every)
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
 
 
 def _seconds(

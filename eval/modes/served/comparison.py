@@ -151,7 +151,8 @@ def judge(engine: Sequence[Counters], own: Sequence[Counters], temperature: floa
     if temperature == 0 and dtype == "float32":
         return "parted"
     pairs = zip(intervals(engine, seed), intervals(own, seed), strict=True)
-    return "within intervals" if all(_overlap(a, b) for a, b in pairs) else "parted"
+    overlap = (a is None or b is None or (a[0] <= b[1] and b[0] <= a[1]) for a, b in pairs)
+    return "within intervals" if all(overlap) else "parted"
 
 
 def intervals(counters: Sequence[Counters], seed: int) -> list[list[float] | None]:
@@ -172,7 +173,3 @@ def _interval(columns: np.ndarray, seed: int) -> list[float] | None:  # (prompts
     with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings(action="ignore"):
         ci95 = bootstrap(columns, ratio_of_sums, seed).ci95
     return None if ci95 is None or not np.isfinite(ci95).all() else list(ci95)
-
-
-def _overlap(a: Sequence[float] | None, b: Sequence[float] | None) -> bool:
-    return a is None or b is None or (a[0] <= b[1] and b[0] <= a[1])

@@ -35,7 +35,7 @@ class Pair:
     def write(self, prompts: Texts, new_tokens: int, temperature: float, seed: int) -> list[list[int]]:
         """What the target writes alone, ends of text ignored."""
         out = self._generate(None, prompts, new_tokens, temperature=temperature, seed=seed)
-        return _new(out, prompts)
+        return out.sequences[:, max(map(len, prompts)) :].tolist()
 
     def counters_along(self, drafter: Drafter, prompts: Texts, texts: Texts, limit: int, k: int) -> list[Counters]:
         """Of the argmaxes that `drafter` drafts along texts that were written, one for each prompt; the last round is
@@ -111,8 +111,3 @@ def counted(rounds: Sequence[Round], prompts: int, limit: int, k: int) -> list[C
     assert all(length >= limit for length in lengths), (lengths, limit)
     each = zip(drafts, accepted, strict=True)
     return [Counters(number, number * k, tuple(places)) for number, places in each]
-
-
-def _new(out: Output, prompts: Texts) -> list[list[int]]:
-    width = max(map(len, prompts))
-    return out.sequences[:, width:].tolist()

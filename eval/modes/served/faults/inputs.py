@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from decode.drafters.eagle3 import usual_taps
 from eval.modes.served.faults.reading import ALL, BLOCKS, HEADS, Hypothesis, Reading, Variants, random_like
@@ -96,11 +95,10 @@ def _random(reading: Reading) -> Variants:
             yield f"{what}, zeros", reading.changed(names, torch.zeros_like)
             yield f"{what}, random", reading.changed(names, random_like)
     matrices = [name for name in reading.weights if reading.weights[name].dim() > 1]
-    yield "any of them, memory that holds no numbers", reading.changed(matrices[:1], _no_number)
-
-
-def _no_number(weight: Tensor) -> Tensor:
-    return torch.full_like(weight, torch.nan)
+    yield (
+        "any of them, memory that holds no numbers",
+        reading.changed(matrices[:1], lambda weight: torch.full_like(weight, torch.nan)),
+    )
 
 
 def _plain_norms(reading: Reading) -> Variants:
