@@ -22,6 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decode import generate
+from decode.autotune.timing import synchronize
 from decode.common.environment import environment, git_state, resolve_device
 from decode.common.errors import UserError
 
@@ -77,11 +78,10 @@ def copy_bandwidth(device: torch.device, size: int, repeats: int = 12) -> float:
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> float:
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
+    synchronize(device)
     began = time.perf_counter()
     call()
-    wait()
+    synchronize(device)
     return time.perf_counter() - began
 
 
