@@ -91,11 +91,9 @@ class DFlash2Draft(DSparkDraft):
     picks = True
 
     def new_layer(self) -> BlockLayer:
-        """With convolutions."""
         return ConvolvedLayer(self.config, self.config.slots, self.config.conv_taps, self.config.conv_group)
 
     def add_bias(self, rank: int, drafted: int) -> None:
-        """The selector."""
         sizes = (self.config.hidden_size, self.config.vocab_size, drafted, rank)
         self.candidate_selector = CandidateSelector(*sizes)
 
@@ -106,7 +104,6 @@ class DFlash2Draft(DSparkDraft):
 
     @property
     def head_weights(self) -> tuple[Tensor, ...]:
-        """B."""
         return tuple(self.candidate_selector.successor_codebook.parameters())
 
     def biased(self, logits: Tensor, known: Tensor) -> Tensor:

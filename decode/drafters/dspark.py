@@ -185,7 +185,6 @@ class DSparkDraft(HeadDraft):
 
     @property
     def head_weights(self) -> tuple[Tensor, ...]:
-        """Those of the bias."""
         return tuple(self.markov_out.parameters()) if self.config.markov_rank else ()
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -254,7 +253,6 @@ class DSparkDraft(HeadDraft):
             extend(*layer.self_attn.keys_values(context, positions))
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        """The passes of one round."""
         return BlockSteps(self, slots, read, ends, features)
 
 

@@ -82,7 +82,6 @@ class RecursiveDraft(HeadDraft):
         self.advance(self.fuse(features), tokens, positions, extends[0])
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        """The passes of one round."""
         return RecursiveSteps(self, slots, read, ends, features)
 
 
@@ -216,15 +215,12 @@ class Eagle3Draft(RecursiveDraft):
 
     @property
     def head_weights(self) -> tuple[Tensor, ...]:
-        """Those of an output head of its own."""
         return tuple(self.lm_head.parameters()) if self.config.own_head else ()
 
     def head(self, hidden: Tensor) -> Tensor:
-        """hidden (..., d) -> logits (..., V_draft)."""
         return self.lm_head(hidden.to(self.dtype)) if self.config.own_head else super().head(hidden)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """features (B, T, layers, d) -> (B, T, d): low, middle and high hidden states in one."""
         states = features.to(self.dtype)
         if self.config.fc_norm:
             states = torch.stack([norm(states[:, :, place]) for place, norm in enumerate(self.fc_norm)], 2)
@@ -232,7 +228,6 @@ class Eagle3Draft(RecursiveDraft):
         return self.fc(self.input_norm(together) if self.config.norm_before_fc else together)
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
-        """One step: (B, T, d) states and the (B, T) tokens after them -> the next states."""
         return self.through(state, self.embed(tokens), positions, extend)
 
     def through(self, state: Tensor, embedded: Tensor, positions: Tensor, extend: Extend) -> Tensor:
@@ -245,5 +240,4 @@ class Eagle3Draft(RecursiveDraft):
         return self.norm(state) if self.config.norm_output else state
 
     def normed(self, state: Tensor) -> Tensor:
-        """What the output head reads of a state."""
         return state if self.config.norm_output else self.norm(state)

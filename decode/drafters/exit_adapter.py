@@ -119,7 +119,6 @@ class ExitAdapter(HeadDraft):
         """Nothing: the target has read the prompts."""
 
     def prepare(self, context: Context) -> int:  # type: ignore[override]
-        """As early_exit."""
         return self._drafter.prepare(context)
 
     def propose(self, context: Context) -> Tree:

@@ -213,7 +213,6 @@ class HeadDraft(nn.Module, Drafter):
         return width, visible_slots(self.runner, context, self.num_slots(context.shape.num_read) + 1)
 
     def propose(self, context: Context) -> Tree:
-        """A chain or a tree, drawn as the verifier wants it."""
         context = self.within_depth(context)
         return propose(head_round(self, context, context.shape.depth + 1), context)
 

@@ -82,7 +82,6 @@ class HydraDraft(HeadDraft):
         self.states(features, positions, extends)
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        """The passes of one round."""
         return HydraSteps(self, slots, read, ends, features)
 
 

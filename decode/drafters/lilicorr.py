@@ -109,7 +109,6 @@ class LiLiCorrDraft(DSparkDraft):
         self.lilicorr = CandidateLattice(config)
 
     def new_layer(self) -> BlockLayer:
-        """With convolutions where the shape has them."""
         config = self.config
         if config.conv_taps:
             return ConvolvedLayer(config, config.slots, config.conv_taps, config.conv_group)

@@ -155,7 +155,6 @@ class LMDraft(nn.Module, Drafter):
         return width, visible_slots(self.runner, context, self.reach(context))
 
     def propose(self, context: Context) -> Tree:
-        """A chain or a tree, drawn as the verifier wants it."""
         made = lm_round(self.runner, context, self.width(context), make=self.steps(context), reach=self.reach(context))
         return propose(made, context)
 

@@ -112,5 +112,4 @@ class MedusaDraft(HeadDraft):
             )
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        """The passes of one round."""
         return AtOnce(lambda: self.drafted(features[:, -1, 0].to(self.dtype)))

@@ -72,11 +72,9 @@ class MTPDraft(RecursiveDraft):
         self.norm = nn.RMSNorm(width, eps)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """features (B, T, 1, d) -> (B, T, d): the final hidden state as it is."""
         return features[:, :, 0].to(self.dtype)
 
     def advance(self, state: Tensor, tokens: Tensor, positions: Tensor, extend: Extend) -> Tensor:
-        """One step: (B, T, d) states and the (B, T) tokens after them -> the next states."""
         x = self.eh_proj(torch.cat([self.enorm(self.embed(tokens)), self.hnorm(state)], -1))
         x = x + self.self_attn(self.input_layernorm(x), positions, extend)
         return self.norm(x + self.mlp(self.post_attention_layernorm(x)))

@@ -130,7 +130,6 @@ class PardDraft(LMDraft):
         super().start(context, capacity + context.shape.depth)
 
     def prepare(self, context: Context) -> tuple[int, int] | None:
-        """As before, of a pass that masks follow."""
         return super().prepare(self.within_depth(context))
 
     def width(self, context: Context) -> int:
@@ -158,7 +157,6 @@ class PardDraft(LMDraft):
         return lambda *given: AtOnce(partial(run, *given))
 
     def reach(self, context: Context) -> int:
-        """The masks."""
         return context.shape.depth
 
 

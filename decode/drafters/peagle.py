@@ -159,7 +159,6 @@ class PEagleDraft(Eagle3Draft):
         return self.config.depth - 1
 
     def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
-        """Pass committed tokens through the layers, whose keys and values later passes look at."""
         self.states(self.fuse(features), self.embed(tokens), positions, extends)
 
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:

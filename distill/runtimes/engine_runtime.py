@@ -89,9 +89,6 @@ class EngineRuntime(Runtime):
     def passes(self, layers: Sequence[int]) -> EnginePasses:
         return EnginePasses(self, layers)
 
-    def weights(self) -> None:
-        """They are in another process."""
-
 
 class EnginePasses(Passes):
     """Those of the engine: raw states from it, the final ones through the checkpoint's own last norm."""

@@ -93,9 +93,6 @@ class OpenAiRuntime(Runtime):
     def passes(self, layers: Sequence[int]) -> NoReturn:
         raise AssertionError(f"a server gives no states of {layers}; its settings were checked")
 
-    def weights(self) -> None:
-        """They are in another process."""
-
     def _note(self, told: Told) -> None:
         """What records are bound to, once it is known how the server tells tokens."""
         if told.source == "of the text":

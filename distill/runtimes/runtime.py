@@ -47,9 +47,9 @@ class Runtime(AbstractContextManager):
     def passes(self, layers: Sequence[int]) -> Passes:
         """What gives the states of finished texts, at `layers` and the final ones."""
 
-    @abstractmethod
     def weights(self) -> str | None:
-        """Fingerprint of the weights in memory; None where they are not in this process."""
+        """Fingerprint of the weights in memory; None where they are in another process."""
+        return None
 
     def prepare(self, longest: int) -> None:
         """The plan is known, and nothing was started yet: `longest` tokens has its longest text, at most. Raises

@@ -31,20 +31,16 @@ class OtherDeviceDrafter(Drafter):
         return self.inner.device
 
     def start(self, context: Context, capacity: int) -> None:
-        """A call begins."""
         self._table = token_table(len(context.noise.table), self.device)
         self.inner.start(self._moved(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
-        """Prompts."""
         self.inner.read(self._moved(context), lengths)
 
     def prepare(self, context: Context) -> Hashable | None:
-        """As the draft does."""
         return self.inner.prepare(self._moved(context))
 
     def propose(self, context: Context) -> Tree:
-        """On the context's device."""
         tree, device = self.inner.propose(self._moved(context)), context.ids.device
         parents = tree.parents.to(device) if isinstance(tree.parents, Tensor) else tree.parents
         log_q = None if tree.log_q is None else tree.log_q.to(device)

@@ -50,20 +50,17 @@ class CascadeDrafter(Drafter):
         return self.draft.runner
 
     def start(self, context: Context, capacity: int) -> None:
-        """Both begin."""
         self.draft = context.lease.own(self.draft)
         self._member = Member(self.helper, _helping(context))
         self.draft.start(_in_chains(context), capacity)
         self._member.drafter.start(_helping(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
-        """Both read the prompts."""
         assert self._member is not None
         self.draft.read(_in_chains(context), lengths)
         self._member.read(_helping(context), lengths)
 
     def prepare(self, context: Context) -> tuple[()] | None:
-        """Both do what they do before a round."""
         assert self._member is not None
         guesses = self._member.prepare(_helping(context), context.lengths.tolist()) is not None
         self._guesses = guesses and not (REHEARSED.get() is not None and self._guessed)

@@ -99,7 +99,6 @@ class EditText(RowText):
         self._alignment = Alignment(source)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Follow them."""
         for token in tokens:
             self._alignment.follow(token)
 
@@ -118,5 +117,4 @@ class EditDrafter(TextDrafter[EditText]):
         self._source = source
 
     def begin(self, prompt: list[int]) -> EditText:
-        """A request of which nothing is written yet."""
         return EditText(prompt if self._source is None else self._source, len(prompt))

@@ -174,7 +174,6 @@ class JacobiDrafter(TextDrafter[JacobiText]):
         return self.config.levels * self.config.window
 
     def begin(self, prompt: list[int]) -> JacobiText:
-        """A text of which the target has said nothing yet."""
         return JacobiText(prompt, self.config)
 
     def guesses(self, context: Context) -> list[Sequence[Guess]]:
@@ -191,7 +190,6 @@ class JacobiDrafter(TextDrafter[JacobiText]):
         return super().guesses(context)
 
     def with_passengers(self, tree: Tree) -> Tree:
-        """The windows ride along."""
         depths, sees = seats(self.config.window, self.config.levels, tree.num_nodes, tree.tokens.device)
         tokens = tree.tokens.new_tensor([self._text(row).window.tokens for row in range(len(tree.tokens))])
         return replace(tree, passengers=Passengers(tokens, depths, sees))

@@ -77,7 +77,6 @@ class MixtureDrafter(Drafter):
             model.member.drafter.start(asked_of_a_member(context), capacity)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
-        """All read the prompts."""
         self._ended_at = 0.0  # reading them is no part of a round
         for row, length in lengths.items():
             self._asked[row], self._lengths[row] = [], length

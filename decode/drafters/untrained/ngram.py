@@ -29,7 +29,6 @@ class NgramText(RowText):
         self.grow(prompt)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Index them."""
         self.index.extend(tokens)
         if self._memory is not None:
             self._memory.move(tokens)
@@ -61,10 +60,8 @@ class NgramDrafter(TextDrafter[NgramText]):
         self._memory = Memory(self.config.memory) if self.config.memory else None
 
     def begin(self, prompt: list[int]) -> NgramText:
-        """A text over the memory as it is now."""
         return NgramText(prompt, self.config.least_match, self._memory.reader() if self._memory else None)
 
     def end(self, text: NgramText) -> None:
-        """Remember it."""
         if self._memory is not None:
             self._memory.add(text.index.text)

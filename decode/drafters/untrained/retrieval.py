@@ -46,7 +46,6 @@ class RetrievalText(RowText):
         self.grow(prompt)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Remember the last of them."""
         self._last = [*self._last, *tokens][-LONGEST_MATCH:]
         self._documents.move(tokens)
 
@@ -81,5 +80,4 @@ class RetrievalDrafter(TextDrafter[RetrievalText]):
             self._documents.add(one)
 
     def begin(self, prompt: list[int]) -> RetrievalText:
-        """A request of which nothing is looked up yet."""
         return RetrievalText(prompt, self._least, self._datastore, self._documents.reader())

@@ -68,7 +68,6 @@ class TextDrafter(Drafter, Generic[Text]):
         context.lease.then(end)
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
-        """Requests begin in these rows."""
         for row, length in lengths.items():
             ended = self._texts[row]
             if ended is not None:
@@ -90,7 +89,6 @@ class TextDrafter(Drafter, Generic[Text]):
         return self._text(row).strength
 
     def prepare(self, context: Context) -> tuple[()] | None:
-        """Guess, if there is anything to go by."""
         guesses, self._tree = self.guesses(context), None
         if not (any(guesses) or self.most_passengers or REHEARSED.get() is not None):
             return None  # but passengers have their round anyhow, and a warm-up needs the passes over any guesses
@@ -99,7 +97,6 @@ class TextDrafter(Drafter, Generic[Text]):
         return ()
 
     def propose(self, context: Context) -> Tree:
-        """What `prepare` has made."""
         assert self._tree is not None
         return self.with_passengers(self._tree)
 

@@ -42,7 +42,6 @@ class ForeignDrafter(Drafter):
         return len(WIDTHS)
 
     def start(self, context: Context, capacity: int) -> None:
-        """A call begins."""
         self._rows = [None] * len(context.lengths)
         self.reader = Reader(self.model, len(context.lengths), capacity, context.lease)
         self._steps = SharedSteps(self.reader, self.shared)

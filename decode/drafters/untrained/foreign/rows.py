@@ -38,14 +38,12 @@ class MappedRow(ForeignRow):
         self._ids = list(self._lead)
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Map them."""
         found = [self._own_of[token] for token in tokens if token in self._own_of]
         has_lead = self.num_tokens == len(tokens) and found[: len(self._lead)] == self._lead
         self._ids = found if has_lead else [*self._ids, *found]
 
     @property
     def exact(self) -> list[int] | None:
-        """All of them."""
         return self._ids
 
 
@@ -60,7 +58,6 @@ class SpelledRow(ForeignRow):
         self._text, self._spelled = "", list[int]()
 
     def grow(self, tokens: Sequence[int]) -> None:
-        """Spell them."""
         for token in tokens:
             if token in self._target.special:
                 self._spell()
