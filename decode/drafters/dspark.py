@@ -14,7 +14,7 @@ its block; `causal` ones (JetSpec, arXiv 2606.18394) see those before them alone
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import torch
@@ -27,10 +27,10 @@ from decode.common.typed_config import require
 from decode.drafters.anchored_blocks import Blocks
 from decode.drafters.base import Batch, Step
 from decode.drafters.block_layers import BlockLayer
-from decode.drafters.drafting import Above, Steps
+from decode.drafters.drafting import Above
 from decode.drafters.head_config import Few, HeadConfig
-from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import Extend, Slots, under
+from decode.drafters.head_draft import HeadDraft, HeadSteps
+from decode.drafters.layers import Extend, under
 from decode.models.hidden_states import FINAL
 from decode.models.mask_token import check_row, is_zero
 from decode.models.output_head import Ends
@@ -117,11 +117,51 @@ Told = Callable[[Tensor, int], Tensor]
 """What is known (B, W, num_known) behind tokens (B, W), for the slot of that number, from 0."""
 
 
+class BlockSteps(HeadSteps["DSparkDraft"]):
+    """A pass over the block, then only biases. A node's logits are those of the slot that drafts behind
+    its depth, with the bias of its own token."""
+
+    states: Tensor
+    """(B, N, d) of the slots that draft."""
+    unbiased: Tensor
+    """(B, N, V_draft)."""
+    told: Told
+    last: Tensor
+    """(B, W) tokens of the nodes whose logits were made last."""
+
+    def first(self) -> Tensor:
+        """The pass over the block; whatever is drafted of it, all its slots are there, as in training."""
+        draft, pending = self.draft, self.read[:, -1:]
+        draft.read_slots(self.read, self.features, *self.unread())
+        lay_out = self.slots.straight if draft.config.causal else self.slots.block
+        positions, extends = lay_out(self.ends - 1, draft.config.slots, draft.num_cached)
+        self.states = draft.states(pending, positions, extends)[:, 0]
+        self.unbiased = draft.unbiased(self.states)
+        self.told = draft.told(self.states, self.unbiased, self.features)
+        return self.step(pending, 0)
+
+    def chance(self, depth: int) -> Tensor:
+        """sigmoid(c / temperature) of the token to be drafted at this depth, the one before it known."""
+        draft = self.draft
+        logits = draft.confidence_head(draft.paired(self.states[:, depth], self.last[:, 0]))[:, 0]
+        temperatures = draft.config.temperatures
+        return (logits.float() / (temperatures[depth] if temperatures else 1.0)).sigmoid()
+
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """Those of the slot that drafts at this depth, with the bias of each node's own token."""
+        self.last, draft = tokens, self.draft
+        logits = self.unbiased[:, depth : depth + 1]
+        if not draft.config.num_known:
+            return draft.widened(logits.expand(-1, tokens.shape[1], -1))
+        return draft.widened(draft.drafted(logits, self.told(tokens, depth)))
+
+
 class DSparkDraft(HeadDraft):
     """The cache holds the keys and values that each layer makes of the target's hidden states; the block's own lie
     behind them for one round."""
 
     config: DSparkConfig
+    round_steps = BlockSteps
     picks = False
     """Whether fewer tokens are drafted than are learned, by `picked`."""
 
@@ -251,55 +291,6 @@ class DSparkDraft(HeadDraft):
         context = self.context(features)
         for layer, extend in zip(self.blocks, extends, strict=True):
             extend(*layer.self_attn.keys_values(context, positions))
-
-    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        return BlockSteps(self, slots, read, ends, features)
-
-
-@dataclass
-class BlockSteps:
-    """One round: a pass over the block, then only biases. A node's logits are those of the slot that drafts behind
-    its depth, with the bias of its own token."""
-
-    draft: DSparkDraft
-    slots: Slots
-    read: Tensor
-    ends: Tensor
-    features: Tensor
-    states: Tensor = field(init=False)
-    """(B, N, d) of the slots that draft."""
-    unbiased: Tensor = field(init=False)
-    """(B, N, V_draft)."""
-    told: Told = field(init=False)
-    last: Tensor = field(init=False)
-    """(B, W) tokens of the nodes whose logits were made last."""
-
-    def first(self) -> Tensor:
-        """The pass over the block; whatever is drafted of it, all its slots are there, as in training."""
-        draft, width, pending = self.draft, self.read.shape[1], self.read[:, -1:]
-        positions, extends = self.slots.straight(self.ends - 1 - width, width, draft.num_cached)
-        draft.read_slots(self.read, self.features, positions, extends)
-        lay_out = self.slots.straight if draft.config.causal else self.slots.block
-        positions, extends = lay_out(self.ends - 1, draft.config.slots, draft.num_cached)
-        self.states = draft.states(pending, positions, extends)[:, 0]
-        self.unbiased = draft.unbiased(self.states)
-        self.told = draft.told(self.states, self.unbiased, self.features)
-        return self.step(pending, 0)
-
-    def chance(self, depth: int) -> Tensor:
-        """sigmoid(c / temperature) of the token to be drafted at this depth, the one before it known."""
-        draft = self.draft
-        logits = draft.confidence_head(draft.paired(self.states[:, depth], self.last[:, 0]))[:, 0]
-        temperatures = draft.config.temperatures
-        return (logits.float() / (temperatures[depth] if temperatures else 1.0)).sigmoid()
-
-    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Those of the slot that drafts at this depth, with the bias of each node's own token."""
-        self.last, draft = tokens, self.draft
-        logits = self.unbiased[:, depth : depth + 1]
-        if not draft.config.num_known:
-            return draft.widened(logits.expand(-1, tokens.shape[1], -1))
-        return draft.widened(draft.drafted(logits, self.told(tokens, depth)))
 
 
 def _behind(keys: Tensor, values: Tensor, visible: Tensor) -> Extend:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from decode.common.checked_json import Size
 from decode.common.typed_config import require
 from decode.drafters.base import Batch, Step, judged, shifted
-from decode.drafters.drafting import Above, Steps
+from decode.drafters.drafting import Above
 from decode.drafters.head_config import HeadConfig
-from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import MLP, Extend, Mix, Slots
+from decode.drafters.head_draft import HeadDraft, HeadSteps
+from decode.drafters.layers import MLP, Extend, Mix
 from decode.drafters.unrolled import Unrolled
 from decode.forward.window import Window, window_of
 from decode.models.output_head import Ends
@@ -32,10 +32,38 @@ if TYPE_CHECKING:
     from decode.models.describe import ModelDescription
 
 
+class RecursiveSteps(HeadSteps["RecursiveDraft"]):
+    """The true slots not read yet, then nodes behind them."""
+
+    state: Tensor
+    """(B, W, d) what the nodes of the last level came to."""
+
+    def first(self) -> Tensor:
+        positions, (extend,) = self.unread()
+        self.state = self.draft.advance(self.draft.fuse(self.features), self.read, positions, extend)[:, -1:]
+        return self._logits()
+
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """From what the parents came to."""
+        if above is None:
+            state = self.state
+            positions, (extend,) = self.slots.straight(self.ends - 2 + depth, 1, 1)
+        else:
+            state = above.of_parents(self.state, tokens)
+            positions = (self.ends - 2 + depth).expand_as(tokens)
+            (extend,) = self.slots.nodes(self.ends - 1, above.visible, 1)
+        self.state = self.draft.advance(state, tokens, positions, extend)
+        return self._logits()
+
+    def _logits(self) -> Tensor:
+        return self.draft.logits(self.draft.normed(self.state))
+
+
 class RecursiveDraft(HeadDraft):
     """Both faces of a recursive head but for its layer."""
 
     num_cached = 1
+    round_steps = RecursiveSteps
 
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
@@ -80,45 +108,6 @@ class RecursiveDraft(HeadDraft):
     def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Pass committed tokens through the layer, whose keys and values later steps look at."""
         self.advance(self.fuse(features), tokens, positions, extends[0])
-
-    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        return RecursiveSteps(self, slots, read, ends, features)
-
-
-@dataclass
-class RecursiveSteps:
-    """One round: the true slots not read yet, then nodes behind them."""
-
-    draft: RecursiveDraft
-    slots: Slots
-    read: Tensor
-    ends: Tensor
-    features: Tensor
-    state: Tensor = field(init=False)
-    """(B, W, d) what the nodes of the last level came to."""
-
-    def first(self) -> Tensor:
-        """Behind the last of the true slots."""
-        width = self.read.shape[1]
-        positions, (extend,) = self.slots.straight(self.ends - 1 - width, width, 1)
-        state = self.draft.advance(self.draft.fuse(self.features), self.read, positions, extend)
-        self.state = state[:, -1:]
-        return self._logits()
-
-    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """From what the parents came to."""
-        if above is None:
-            state = self.state
-            positions, (extend,) = self.slots.straight(self.ends - 2 + depth, 1, 1)
-        else:
-            state = above.of_parents(self.state, tokens)
-            positions = (self.ends - 2 + depth).expand_as(tokens)
-            (extend,) = self.slots.nodes(self.ends - 1, above.visible, 1)
-        self.state = self.draft.advance(state, tokens, positions, extend)
-        return self._logits()
-
-    def _logits(self) -> Tensor:
-        return self.draft.logits(self.draft.normed(self.state))
 
 
 LEAST_LAYERS = 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,7 +15,6 @@ from decode.common.typed_config import require
 from decode.drafters.base import Batch, Context, Step, judged
 from decode.drafters.head_config import HeadConfig
 from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import Slots
 from decode.drafters.untrained.early_exit import EarlyExitDrafter, refuse_exit
 from decode.forward.resume import refuse_inseparable
 from decode.models.describe import ModelDescription
@@ -129,7 +128,3 @@ class ExitAdapter(HeadDraft):
     def _drafter(self) -> EarlyExitDrafter:
         assert self._exit is not None
         return self._exit
-
-    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> NoReturn:
-        """Never asked for: `propose` makes the target's passes."""
-        raise AssertionError("an exit adapter drafts by its target's passes")

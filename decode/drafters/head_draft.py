@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,8 @@ class HeadDraft(nn.Module, Drafter):
     on_host = False
     num_cached: int = 0
     """Layers that keep keys and values of the slots."""
+    round_steps: ClassVar[type[HeadSteps[Any]]]
+    """What `steps` makes where a family does not make them itself."""
     vocab: Tensor | None
     recomputes = False
     """Whether training keeps what layers are given alone, and makes the rest of their activations again in backward."""
@@ -147,10 +150,10 @@ class HeadDraft(nn.Module, Drafter):
         """Bring true slots into the caches: tokens (B, T) are those after the features (B, T, n, d); by itself
         nothing is kept of them."""
 
-    @abstractmethod
     def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
         """The passes of one round: read (B, W) the last committed tokens, pending among them, ends (B, 1) the number of
         committed tokens, features (B, W, n, d) of the tokens before those."""
+        return self.round_steps(self, slots, read, ends, features)
 
     def num_slots(self, num_read: int) -> int:
         """Slots behind the true ones that a round writes which reads so many nodes."""
@@ -258,6 +261,25 @@ class HeadDraft(nn.Module, Drafter):
                 layer.lazy_initialization(none, none)
             cache.allocate()
         return cache
+
+
+Draft = TypeVar("Draft", bound=HeadDraft)
+
+
+@dataclass
+class HeadSteps(Steps, Generic[Draft]):
+    """Those of a family whose passes depend on one another; the fields are what `HeadDraft.steps` is given."""
+
+    draft: Draft
+    slots: Slots
+    read: Tensor
+    ends: Tensor
+    features: Tensor
+
+    def unread(self) -> tuple[Tensor, list[Extend]]:
+        """Positions of the true slots that are not in the caches yet, and the caches."""
+        width = self.read.shape[1]
+        return self.slots.straight(self.ends - 1 - width, width, self.draft.num_cached)
 
 
 def head_round(draft: HeadDraft, context: Context, width: int) -> DraftRound:

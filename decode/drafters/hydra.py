@@ -10,16 +10,16 @@ paper does not do: they are an order of magnitude smaller than states, and so ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from decode.drafters.base import Batch, Step, judged, shifted
 from decode.drafters.block_layers import BlockLayer
-from decode.drafters.drafting import Above, Steps
-from decode.drafters.head_draft import HeadDraft
-from decode.drafters.layers import Extend, Slots
+from decode.drafters.drafting import Above
+from decode.drafters.head_draft import HeadDraft, HeadSteps
+from decode.drafters.layers import Extend
 from decode.drafters.medusa import OneStateConfig, residuals
 from decode.drafters.unrolled import Unrolled
 from decode.models.output_head import Ends
@@ -34,11 +34,32 @@ class HydraConfig(OneStateConfig):
     """A decoder layer over the hidden states of the text before the heads (Hydra++)."""
 
 
+class HydraSteps(HeadSteps["HydraDraft"]):
+    """The state of the last slot, and along every path the embeddings of its tokens."""
+
+    known: Tensor
+    """(B, W, (2 + depth) * d) what the head at each node of the last level reads."""
+
+    def first(self) -> Tensor:
+        state = self.draft.states(self.features, *self.unread())[:, -1:]
+        return self._go_on(state, self.read[:, -1:], 0)
+
+    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
+        """Of the head of this depth, behind the paths of the parents."""
+        return self._go_on(self.known if above is None else above.of_parents(self.known, tokens), tokens, depth)
+
+    def _go_on(self, above: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """(B, W, V) logits behind tokens (B, W), from what the heads above them read."""
+        self.known = self.draft.with_tokens(above, tokens)
+        return self.draft.logits(self.draft.heads[depth](self.known))
+
+
 class HydraDraft(HeadDraft):
     """Only the prefix layer keeps keys and values: nodes are read by heads alone, which need the tokens of their path
     and nothing else."""
 
     config: HydraConfig
+    round_steps = HydraSteps
 
     def __init__(self, config: HydraConfig, ends: Ends, vocab: Tensor | None = None) -> None:
         super().__init__(config, ends, vocab)
@@ -80,38 +101,6 @@ class HydraDraft(HeadDraft):
     def read_slots(self, tokens: Tensor, features: Tensor, positions: Tensor, extends: list[Extend]) -> None:
         """Keep the states of tokens that are committed; nothing is drafted from them alone."""
         self.states(features, positions, extends)
-
-    def steps(self, slots: Slots, read: Tensor, ends: Tensor, features: Tensor) -> Steps:
-        return HydraSteps(self, slots, read, ends, features)
-
-
-@dataclass
-class HydraSteps:
-    """One round: the state of the last slot, and along every path the embeddings of its tokens."""
-
-    draft: HydraDraft
-    slots: Slots
-    read: Tensor
-    ends: Tensor
-    features: Tensor
-    known: Tensor = field(init=False)
-    """(B, W, (2 + depth) * d) what the head at each node of the last level reads."""
-
-    def first(self) -> Tensor:
-        """Of the first head, behind pending."""
-        width = self.read.shape[1]
-        positions, extends = self.slots.straight(self.ends - 1 - width, width, self.draft.num_cached)
-        state = self.draft.states(self.features, positions, extends)[:, -1:]
-        return self._go_on(state, self.read[:, -1:], 0)
-
-    def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Of the head of this depth, behind the paths of the parents."""
-        return self._go_on(self.known if above is None else above.of_parents(self.known, tokens), tokens, depth)
-
-    def _go_on(self, above: Tensor, tokens: Tensor, depth: int) -> Tensor:
-        """(B, W, V) logits behind tokens (B, W), from what the heads above them read."""
-        self.known = self.draft.with_tokens(above, tokens)
-        return self.draft.logits(self.draft.heads[depth](self.known))
 
 
 def _head(config: HydraConfig, num_tokens: int) -> nn.Sequential:
