@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from decode.common.errors import InputError
+from decode.drafters.candidate_lattice import CandidateLattice
 from decode.drafters.head_config import HeadConfig
 from decode.drafters.lilicorr import LiLiCorrConfig
 from decode.formats import blocks
@@ -97,27 +100,14 @@ def written_tensors(source: Source) -> dict[str, Tensor]:
 
 def manifest(written: Mapping[str, Any]) -> dict[str, Spec]:
     """Names and shapes, by a config.json."""
-    said, outer = told(written), written["hidden_size"]
-    width = said.get(WIDTH) or outer
-    heads, block = said["lilicorr_num_heads"], said["block_size"]
-    linears = {"pass_hidden_proj": (width, outer), "context_proj": (width, outer)}
-    linears |= {} if width == outer else {"token_proj": (width, outer)}
-    linears |= {"feature_mlp.up_proj": (width, 5), "feature_mlp.down_proj": (width, width)}
-    linears |= {"factor_input_proj": (width, 3 * width)}
-    linears |= dict.fromkeys(("out_head", "in_head", "anchor_out_head"), (said["lilicorr_factor_dim"], width))
-    specs = {"slot_embedding": (1, 1, block - 1, 1, width), "same_slot_bias": (heads,)}
-    specs |= {"rank_embedding": (1, 1, 1, said["lilicorr_candidate_topk"], width)}
-    specs |= {"relative_slot_bias": (heads, 2 * block - 1), "feature_norm.weight": (5,), "feature_norm.bias": (5,)}
-    specs |= {f"{name}.weight": (width,) for name in ("output_norm", "anchor_norm")}
-    inner = int(width * said["lilicorr_mlp_ratio"])
-    for layer in (f"layers.{index}" for index in range(said["lilicorr_num_layers"])):
-        specs |= {f"{layer}.{name}_norm.weight": (width,) for name in ("attn", "mlp")}
-        specs |= {f"{layer}.attn.in_proj_weight": (3 * width, width), f"{layer}.attn.in_proj_bias": (3 * width,)}
-        linears |= {f"{layer}.attn.out_proj": (width, width), f"{layer}.mlp.up_proj": (inner, width)}
-        linears |= {f"{layer}.mlp.down_proj": (width, inner)}
-    for name, shape in linears.items():
-        specs |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    return blocks.manifest(written) | convolutions(written) | {f"{LATTICE}{k}": Spec(v) for k, v in specs.items()}
+    said, width = told(written), written["hidden_size"]
+    own = {"rms_norm_eps": 0.0, "vector_eps": 0.0, "logit_scale": 0.0}  # of no tensor
+    own |= {ours: said[key] for key, ours in KEYS.items() if ours not in own}
+    own |= {"hidden_size": width, "lattice_width": said.get(WIDTH) or width, "depth": said["block_size"] - 1}
+    with torch.device("meta"):
+        lattice = CandidateLattice(SimpleNamespace(**own)).state_dict()
+    specs = {f"{LATTICE}{name}": Spec(tuple(one.shape)) for name, one in lattice.items()}
+    return blocks.manifest(written) | convolutions(written) | specs
 
 
 LILICORR = Layout(

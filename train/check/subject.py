@@ -19,7 +19,8 @@ from decode.models.small import load_ends
 from train.check.folder import ServedFolder
 from train.export.engines.base import Engine, Loads
 
-UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, StrictDataclassError)
+UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, RuntimeError)
+UNCLEAR += (StrictDataclassError,)
 """Raised where config.json does not say enough for a manifest."""
 WRITE = "Write it as the draft was trained"
 """A remedy."""

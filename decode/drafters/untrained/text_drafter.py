@@ -16,15 +16,11 @@ Guess = Sequence[int]
 Text = TypeVar("Text", bound="RowText")
 
 
-class RowText(ABC):
-    """The text of one request, and what may follow."""
+class Followed(ABC):
+    """The text of one request, as it is written."""
 
-    strength = 0
-    """Of the guesses made last, in steps that are told apart: 0 where one is as good as the next."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self.num_tokens = num_tokens
-        """That are known of it, prompt included."""
+    num_tokens = 0
+    """Of the target, that are known of it."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """It goes on with these."""
@@ -34,6 +30,16 @@ class RowText(ABC):
     @abstractmethod
     def grow(self, tokens: Sequence[int]) -> None:
         """Take in what was written."""
+
+
+class RowText(Followed):
+    """And what may follow."""
+
+    strength = 0
+    """Of the guesses made last, in steps that are told apart: 0 where one is as good as the next."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens  # of the prompt
 
     @abstractmethod
     def guesses(self, depth: int, most: int) -> Sequence[Guess]:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 from decode.drafters.untrained.foreign.shared_tokens import SharedTokens
+from decode.drafters.untrained.text_drafter import Followed
 
 
-class ForeignRow(ABC):
+class ForeignRow(Followed):
     """Follows the target's tokens."""
-
-    num_tokens = 0
-    """Of the target, that are known of it."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """It goes on with these."""
-        self.num_tokens += len(tokens)
-        self.grow(tokens)
-
-    @abstractmethod
-    def grow(self, tokens: Sequence[int]) -> None:
-        """Take in what was written."""
 
     @property
     @abstractmethod
