@@ -53,6 +53,11 @@ class ServedFolder(PublishedFolder):
         """Whether `python -m train.export` wrote it of a head that began as a published one."""
         return self._export.own_head
 
+    @property
+    def is_trained_here(self) -> bool:
+        """Whether it is ours, and its output head, epsilon and rotary positions are the target's."""
+        return self.is_ours and not self.has_own_head
+
     @cached_property
     def edited(self) -> list[str]:
         """Files for engines that are not as `python -m train.export` wrote them, where it wrote the folder."""

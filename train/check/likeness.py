@@ -86,8 +86,7 @@ def sizes(subject: Subject) -> Iterator[Finding]:
             _LIKE_TARGET,
         )
     eps = getattr(text, "rms_norm_eps", None)
-    is_trained_here = subject.folder.is_ours and not subject.folder.has_own_head
-    if is_trained_here and fields.get("rms_norm_eps") != eps and eps is not None:
+    if subject.folder.is_trained_here and fields.get("rms_norm_eps") != eps and eps is not None:
         yield Finding(
             f"rms_norm_eps={fields.get('rms_norm_eps')}, and the draft was trained with the target's {eps}",
             "the engine norms otherwise than in training, without a word",

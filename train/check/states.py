@@ -22,14 +22,6 @@ _USUAL = (
     "stands, or the other list plus one"
 )
 _SPREAD = "the engine refuses the folder, or spreads as many states as fc has room for over the layers"
-GUESS = {
-    "eagle3": _USUAL,
-    "peagle": _USUAL,
-    "dflash": _SPREAD,
-    "lilicorr": _SPREAD,
-    "dflash2": _SPREAD,
-    "dspark": _SPREAD,
-}
 
 
 def states(subject: Subject) -> Iterator[Finding]:
@@ -59,9 +51,9 @@ def states(subject: Subject) -> Iterator[Finding]:
 
 
 def _absent(subject: Subject, found: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
-    wanted = WANTED[subject.form]
+    wanted, is_eagle = WANTED[subject.form], subject.form in ("eagle3", "peagle")
     if subject.folder.is_speculators:
-        wanted = wanted[:1] if subject.form in ("eagle3", "peagle") else (blocks.SPECULATORS,)
+        wanted = wanted[:1] if is_eagle else (blocks.SPECULATORS,)
     if subject.form == "dspark" and not subject.folder.is_speculators and found:
         wanted = ()  # read wherever it stands
     for name in wanted:
@@ -69,7 +61,7 @@ def _absent(subject: Subject, found: dict[str, tuple[int, ...]]) -> Iterator[Fin
             there = "; ".join(f"{one} means {list(ids)}" for one, ids in found.items()) or "no list is there"
             yield Finding(
                 f"config.json has no {name} ({there})",
-                GUESS[subject.form],
+                _USUAL if is_eagle else _SPREAD,
                 "Write it as trained"
                 + (", one lower than the list above it" if name.startswith("eagle_config") else ""),
             )

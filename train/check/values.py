@@ -71,15 +71,12 @@ def rows_of_the_target(subject: Subject) -> Iterator[Finding]:
     for theirs, own in subject.renamed(subject.engines[0]).items():
         if theirs.endswith("embed_tokens.weight") and subject.form != "lm":
             yield from _equal(subject, own, subject.embedding, "embedding")
-        if re.search(r"lm_heads?(\.\d+)?\.weight$", theirs) and subject.form != "lm" and _is_the_targets(subject):
+        is_output = re.search(r"lm_heads?(\.\d+)?\.weight$", theirs) and subject.form != "lm"
+        if is_output and subject.folder.is_trained_here:
             rows, ids = subject.output_rows, drafted_ids(subject.folder)
             is_cut = ids is not None and subject.folder.stored[own].shape[0] == len(ids)
             if ids is None or _are_tokens(ids, len(rows)):
                 yield from _equal(subject, own, rows[ids] if is_cut else rows, "output head")
-
-
-def _is_the_targets(subject: Subject) -> bool:
-    return subject.folder.is_ours and not subject.folder.has_own_head
 
 
 def _are_tokens(ids: Tensor, vocab_size: int) -> bool:

@@ -72,6 +72,14 @@ class Served:
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
+    def heads(self, x: Tensor, layer: str, kind: str, positions: Tensor) -> Tensor:
+        """(heads, T, head_dim) queries (q) or keys (k) at positions (T,), normed as Qwen3's are where the folder holds
+        such norms."""
+        name = f"{layer}.self_attn.{kind}"
+        split = self.split(x, f"{name}_proj", "num_attention_heads" if kind == "q" else "num_key_value_heads")
+        is_normed = f"{name}_norm.weight" in self.weights
+        return self.turned(self.norm(split, f"{name}_norm") if is_normed else split, positions)
+
     def _frequencies(self, length: int) -> tuple[Tensor, float]:
         size = self.fields["head_dim"]
         rope = self.fields.get("rope_parameters") or {
@@ -93,6 +101,25 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Te
     scores = queries @ keys.transpose(1, 2) / queries.shape[-1] ** 0.5
     mixed = scores.masked_fill(~visible, -torch.inf).softmax(-1) @ values
     return mixed.transpose(0, 1).flatten(1)
+
+
+def attended(served: Served, read: Tensor, layer: str, known: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """read (T, in) -> (T, d) a layer's attention in the step after those whose keys and values are `known`: slots see
+    the true slots up to their own, and their own ones of the steps before."""
+    count, step = len(read), len(known)
+    positions = torch.arange(count) + step
+    values = served.split(read, f"{layer}.self_attn.v_proj", "num_key_value_heads")
+    known.append((served.heads(read, layer, "k", positions), values))
+    visible = torch.cat([torch.ones(count, count).tril(), *[torch.eye(count)] * step], 1).bool()
+    all_keys, all_values = (torch.cat(one, 1) for one in zip(*known, strict=True))
+    mixed = attend(served.heads(read, layer, "q", positions), all_keys, all_values, visible)
+    return served.linear(mixed, f"{layer}.self_attn.o_proj")
+
+
+def tokens_before(ids: Tensor, places: Tensor, steps: int) -> Tensor:
+    """(S, N) the token before the one that each step drafts."""
+    padded = torch.cat([ids, ids.new_zeros(steps)])
+    return torch.stack([padded[places + step] for step in range(steps)])
 
 
 Around = Callable[[Served, Tensor, str, int], tuple[Tensor, Callable[[Tensor], Tensor]]]

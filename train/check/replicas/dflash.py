@@ -34,9 +34,9 @@ def _blocks(served: Served, ids: Tensor, context: Tensor, places: Tensor, slots:
     visible = _visible(served, before, places, slots)
     for name in (f"layers.{layer}" for layer in range(served.fields["num_hidden_layers"])):
         normed, made = around(served, served.norm(x, f"{name}.input_layernorm"), f"{name}.attention", slots)
-        queries = served.turned(_normed(served, normed, name, "q", "num_attention_heads"), own)
+        queries = served.heads(normed, name, "q", own)
         parts = [(context, before), (normed, own)]
-        keys = [served.turned(_normed(served, one, name, "k", "num_key_value_heads"), at) for one, at in parts]
+        keys = [served.heads(one, name, "k", at) for one, at in parts]
         values = [served.split(one, f"{name}.self_attn.v_proj", "num_key_value_heads") for one, _ in parts]
         mixed = attend(queries, torch.cat(keys, 1), torch.cat(values, 1), visible)
         x = x + made(served.linear(mixed, f"{name}.self_attn.o_proj"))
@@ -52,8 +52,3 @@ def _visible(served: Served, before: Tensor, places: Tensor, slots: int) -> Tens
     if served.fields.get("is_causal", (served.fields.get("dflash_config") or {}).get("causal")):
         same = same.tril()
     return torch.cat([before < places[block][:, None], same], 1)
-
-
-def _normed(served: Served, x: Tensor, layer: str, kind: str, count: str) -> Tensor:
-    split = served.split(x, f"{layer}.self_attn.{kind}_proj", count)
-    return served.norm(split, f"{layer}.self_attn.{kind}_norm")

@@ -9,18 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from train.check.replicas.base import Served
+from train.check.replicas.base import Served, tokens_before
 from train.check.replicas.dflash import blocks
 
 
 def dflash2(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
     """See `train.check.replicas.base.Replica`; -inf for what is no candidate."""
     states = blocks(served, ids, features, places, served.fields["block_size"], convolved)[:, 1 : steps + 1]
-    padded = torch.cat([ids, ids.new_zeros(steps)])
-    before = torch.stack([padded[places + step] for step in range(steps)])
     states = states.transpose(0, 1)
     logits, weights = served.logits(states), served.weights
-    known = weights["candidate_selector.predecessor_codebook"][before]
+    known = weights["candidate_selector.predecessor_codebook"][tokens_before(ids, places, steps)]
     known = known * served.linear(states, "candidate_selector.hidden_projection")
     every = logits + known @ weights["candidate_selector.successor_codebook"].T
     least = logits.topk(told(served, "selector_top_k")).values[..., -1:]

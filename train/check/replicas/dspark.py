@@ -3,11 +3,10 @@ drafts token k + 1 behind the block's first, slot 0 too."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from train.check.replicas.base import Served
+from train.check.replicas.base import Served, tokens_before
 from train.check.replicas.dflash import blocks
 
 
@@ -15,8 +14,6 @@ def dspark(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps:
     """See `train.check.replicas.base.Replica`."""
     first = 0 if served.fields.get("sample_from_anchor", True) else 1
     states = blocks(served, ids, features, places, first + steps)[:, first:]
-    padded = torch.cat([ids, ids.new_zeros(steps)])
-    before = torch.stack([padded[places + step] for step in range(steps)])
-    known = served.weights["markov_head.markov_w1.weight"][before]
+    known = served.weights["markov_head.markov_w1.weight"][tokens_before(ids, places, steps)]
     bias = linear(known, served.weights["markov_head.markov_w2.weight"])
     return served.widened(served.logits(states.transpose(0, 1)) + bias)

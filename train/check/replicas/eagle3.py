@@ -9,42 +9,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from train.check.replicas.base import Served, attend
+from train.check.replicas.base import Served, attended
 
 
 def eagle3(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
     """See `train.check.replicas.base.Replica`."""
-    count = len(ids)
-    causal, own = torch.ones(count, count).tril().bool(), torch.eye(count).bool()
-    state, keys, values, made = fused(served, features), [], [], []
+    state, known, made = fused(served, features), [], []
     for step in range(steps):
-        tokens, positions = ids.roll(-1 - step), torch.arange(count) + step
-        both = torch.cat(
-            [
-                served.norm(served.embed(tokens), "layers.0.input_layernorm"),
-                served.norm(state, "layers.0.hidden_norm"),
-            ],
-            -1,
-        )
-        queries, new = (served.turned(heads(served, both, kind), positions) for kind in ("q", "k"))
-        keys.append(new)
-        values.append(served.split(both, "layers.0.self_attn.v_proj", "num_key_value_heads"))
-        visible = torch.cat([causal, *[own] * step], 1)
-        mixed = attend(queries, torch.cat(keys, 1), torch.cat(values, 1), visible)
-        residual = served.norm(state, "layers.0.hidden_norm") if served.fields.get("norm_before_residual") else state
-        state = residual + served.linear(mixed, "layers.0.self_attn.o_proj")
+        embedded = served.norm(served.embed(ids.roll(-1 - step)), "layers.0.input_layernorm")
+        own = served.norm(state, "layers.0.hidden_norm")
+        residual = own if served.fields.get("norm_before_residual") else state
+        state = residual + attended(served, torch.cat([embedded, own], -1), "layers.0", known)
         state = state + served.mlp(served.norm(state, "layers.0.post_attention_layernorm"), "layers.0")
         normed = served.norm(state, "norm")
         made.append(served.widened(served.logits(normed[places - 1])))
         state = normed if served.fields.get("norm_output") else state
     return torch.stack(made)
-
-
-def heads(served: Served, both: Tensor, kind: str, layer: str = "layers.0") -> Tensor:
-    """Queries or keys, normed as Qwen3's are where the folder holds such norms."""
-    name = f"{layer}.self_attn.{kind}"
-    split = served.split(both, f"{name}_proj", "num_attention_heads" if kind == "q" else "num_key_value_heads")
-    return served.norm(split, f"{name}_norm") if f"{name}_norm.weight" in served.weights else split
 
 
 def fused(served: Served, features: Tensor) -> Tensor:

@@ -6,32 +6,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from train.check.replicas.base import Served, attend
-from train.check.replicas.eagle3 import fused, heads
+from train.check.replicas.base import Served, attended
+from train.check.replicas.eagle3 import fused
 
 
 def peagle(served: Served, ids: Tensor, features: Tensor, places: Tensor, steps: int) -> Tensor:
     """See `train.check.replicas.base.Replica`."""
     count, made = len(ids), []
-    causal, own = torch.ones(count, count).tril().bool(), torch.eye(count).bool()
     learned = fused(served, served.weights["mask_hidden"].view(1, features.shape[1], -1))
-    known: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(served.fields["num_hidden_layers"])]
+    known: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(served.fields["num_hidden_layers"])]
     for step in range(steps):
         state = learned.expand(count, -1) if step else fused(served, features)
         embedded = served.mask.expand(count, -1) if step else served.embed(ids.roll(-1))
-        visible, positions = torch.cat([causal, *[own] * step], 1), torch.arange(count) + step
-        for number, (keys, values) in enumerate(known):
+        for number, of_layer in enumerate(known):
             layer, residual = f"layers.{number}", state
             read = served.norm(embedded if number == 0 else state, f"{layer}.input_layernorm")
             if number == 0:
                 normed = served.norm(state, f"{layer}.hidden_norm")
                 read = torch.cat([read, normed], -1)
                 residual = normed if served.fields.get("norm_before_residual") else state
-            queries, new = (served.turned(heads(served, read, kind, layer), positions) for kind in ("q", "k"))
-            keys.append(new)
-            values.append(served.split(read, f"{layer}.self_attn.v_proj", "num_key_value_heads"))
-            mixed = attend(queries, torch.cat(keys, 1), torch.cat(values, 1), visible)
-            state = residual + served.linear(mixed, f"{layer}.self_attn.o_proj")
+            state = residual + attended(served, read, layer, of_layer)
             state = state + served.mlp(served.norm(state, f"{layer}.post_attention_layernorm"), layer)
         made.append(served.widened(served.logits(served.norm(state, "norm")[places - 1])))
     return torch.stack(made)
