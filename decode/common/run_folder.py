@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -148,8 +148,8 @@ def check_same_run(path: Path, stage: str, config: Any, bound_to: Hashes = NOTHI
             f"(schema {RUN_SCHEMA}). Use another output_dir."
         )
     old, new = _flat(run.config), _flat(_comparable(config))
-    aside = (*_NOT_COMPARED, *getattr(config, "NOT_COMPARED", ()))
-    changed = [key for key in sorted(old.keys() | new.keys()) if not _is_within(key, aside)]
+    aside = tuple(f"{name}." for name in (*_NOT_COMPARED, *getattr(config, "NOT_COMPARED", ())))
+    changed = [key for key in sorted(old.keys() | new.keys()) if not f"{key}.".startswith(aside)]
     changed = [key for key in changed if old.get(key, "unset") != new.get(key, "unset")]
     if changed:
         pairs = [(key, old.get(key, "unset"), new.get(key, "unset")) for key in changed[:5]]
@@ -306,10 +306,6 @@ def _flat(content: Any, where: str = "") -> dict[str, Any]:
     for key, value in content.items():
         flat |= _flat(value, f"{where}.{key}" if where else str(key))
     return flat
-
-
-def _is_within(key: str, names: Collection[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _now() -> str:

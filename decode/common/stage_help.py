@@ -65,11 +65,8 @@ def _about(name: str, stage: str, settings: list[Setting]) -> str:
         f"--help {name}: nothing is called so. Ask for one of {', '.join(known)}, or for a single setting",
     )
     lines = [f"{name}=", *_columns(list(choices(stage, name, settings).items())), ""] if name in groups else []
-    return "\n".join([*lines, *_columns([(one.key, _whole(one)) for one in found])])
-
-
-def _whole(setting: Setting) -> str:
-    return f"{setting.text} ({setting.kind} = {setting.default})" if setting.kind else setting.text
+    rows = [(one.key, f"{one.text} ({one.kind} = {one.default})" if one.kind else one.text) for one in found]
+    return "\n".join([*lines, *_columns(rows)])
 
 
 def _header(path: Path) -> tuple[str, list[str]]:

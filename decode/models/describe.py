@@ -173,7 +173,8 @@ def describe_model(source: ModelConfig, role: str = "target", loads: bool = True
     if source.path is None:
         raise InputError(f"{role}.path is not set, so there is no {role} model to load; give a folder or a hub id")
     folder = Path(source.path)
-    if folder.exists() or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1 or _is_gguf(folder):
+    no_hub_id = source.path.startswith((".", "/", "~")) or source.path.count("/") > 1 or folder.suffix == ".gguf"
+    if folder.exists() or no_hub_id:
         check_folder(folder, role)
     try:
         config = _read_config(source, role)
@@ -215,11 +216,6 @@ def _read_config(source: ModelConfig, role: str) -> PretrainedConfig:
     return AutoConfig.from_pretrained(
         source.path or "", revision=source.revision, trust_remote_code=source.trust_remote_code
     )
-
-
-def _is_gguf(path: Path) -> bool:
-    """Whether it is meant as a file, there or not: a hub id has no such ending."""
-    return path.suffix == ".gguf"
 
 
 def describe_loaded(model: PreTrainedModel, check: bool = True) -> ModelDescription:

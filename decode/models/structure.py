@@ -35,11 +35,8 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 def last_norm_of(model: PreTrainedModel) -> nn.Module:
     """What turns the last layer's output into the final states: the last norm beside the layers. InputError where there
     is none."""
-    norms = [one for name, one in decoder_of(model).named_children() if _is_norm(f"{name} {type(one).__name__}")]
+    named = [(f"{name} {type(one).__name__}", one) for name, one in decoder_of(model).named_children()]
+    norms = [one for words, one in named if "norm" in words.lower() or words.startswith("ln_")]
     if not norms:
         raise InputError(f"{type(model).__name__} has no norm beside its layers, where its final states are looked for")
     return norms[-1]
-
-
-def _is_norm(words: str) -> bool:
-    return "norm" in words.lower() or words.startswith("ln_")

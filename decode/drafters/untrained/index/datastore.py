@@ -92,14 +92,12 @@ class Datastore:
         high = bisect_right(self._order, wanted[:length], lo=low, key=key)
         step = max(1, (high - low) // hits)
         places = self._order[low:high:step][:hits].tolist()
-        return length, [follows for at in places if (follows := self._following(at, depth))]
+        follows = (until_end(self._tokens[at + 1 : at + 1 + depth].tolist()) for at in places)
+        return length, [one for one in follows if one]
 
     def _backwards(self, length: int, place: int) -> list[int]:
         """The last `length` tokens up to a place, the last one first."""
         return self._tokens[max(0, place + 1 - length) : place + 1][::-1].tolist()
-
-    def _following(self, place: int, depth: int) -> list[int]:
-        return until_end(self._tokens[place + 1 : place + 1 + depth].tolist())
 
 
 def _mapped(file: Path, dtype: np.dtype, count: int) -> np.ndarray:
