@@ -53,7 +53,7 @@ class Steps(Protocol):
 
 
 @dataclass
-class AtOnce:
+class AtOnce(Steps):
     """Steps of a draft whose one pass makes the logits of all depths, each the same at every node of its depth."""
 
     run: Callable[[], Tensor]
@@ -61,12 +61,10 @@ class AtOnce:
     logits: Tensor = field(init=False)
 
     def first(self) -> Tensor:
-        """The pass."""
         self.logits = self.run()
         return self.logits[:, :1]
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """Those of this depth."""
         return self.logits[:, depth : depth + 1].expand(-1, tokens.shape[1], -1)
 
 

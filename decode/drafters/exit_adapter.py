@@ -104,15 +104,10 @@ class ExitAdapter(HeadDraft):
     def start(self, context: Context, capacity: int) -> None:
         """Its runner packs its weights, beside the target's."""
         super().start(context, capacity)
-        self._exit = EarlyExitDrafter(
-            self.ends.head.model, self.config.exit_layer, self.adapter, self.runner.serial, is_checked=self._is_checked
-        )
+        is_checked = self._exit is not None  # an earlier call has found that the target's passes can be parted
+        given = self.ends.head.model, self.config.exit_layer, self.adapter, self.runner.serial
+        self._exit = EarlyExitDrafter(*given, is_checked=is_checked)
         self._exit.start(context, capacity)
-
-    @property
-    def _is_checked(self) -> bool:
-        """Whether an earlier call has found that the target's passes can be parted."""
-        return self._exit is not None
 
     def read(self, context: Context, lengths: Mapping[int, int]) -> None:
         """Nothing: the target has read the prompts."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LMSteps:
+class LMSteps(Steps):
     """A round over passes of either kind."""
 
     passes: CapturedPasses | PassByPass
@@ -38,7 +38,6 @@ class LMSteps:
         return of_tokens(logits[rows, (self.ends - 1 - begin)[:, 0]][:, None], self.tokens)
 
     def step(self, tokens: Tensor, depth: int, above: Above | None = None) -> Tensor:
-        """A pass over these nodes."""
         if above is None:
             return of_tokens(self.passes.chain(tokens, depth - 1), self.tokens)
         return of_tokens(self.passes.nodes(tokens, depth - 1, above.visible), self.tokens)

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from decode.forward.packed_linear import PackedLinear, can_pack
+from decode.forward.packed_linear import Packed, PackedLinear, can_pack
 
 NAME = "packed_rows"
 """Of the draft's submodule inside the block: a trace takes weights for its inputs, and looks for them there."""
 
 
-class PackedRows:
-    """Of one draft (`forward.packed_linear.Packed`)."""
+class PackedRows(Packed):
+    """Of one draft."""
 
     def __init__(self, draft: nn.Module, rows: Tensor) -> None:
         linear = nn.Linear(1, 1, bias=False)
@@ -26,12 +26,10 @@ class PackedRows:
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
-        """The draft."""
         return (self._draft,)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The draft finds them packed inside the block."""
         if self._layer is None:
             yield
             return

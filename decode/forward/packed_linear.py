@@ -34,19 +34,17 @@ class Packed(Protocol):
 
 
 @dataclass(frozen=True)
-class Together:
+class Together(Packed):
     """Weights of several models that run as one unit."""
 
     parts: tuple[Packed, ...]
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
-        """Of all parts."""
         return tuple(model for one in self.parts for model in one.models)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """All run on packed weights inside the block."""
         with ExitStack() as stack:
             for one in self.parts:
                 stack.enter_context(one.in_place())

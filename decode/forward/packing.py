@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from torch import nn
 
 from decode.forward.fused_modules import fused_modules, is_watched
-from decode.forward.packed_linear import MOST_BYTES
+from decode.forward.packed_linear import MOST_BYTES, Packed
 from decode.forward.quantised_linear import kind_of
 
 
-class Packing:
+class Packing(Packed):
     """The packed layers and fused modules of one model, made once and put in place while a capture is made."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,12 +33,10 @@ class Packing:
 
     @property
     def models(self) -> tuple[nn.Module, ...]:
-        """The one."""
         return (self._model,)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model runs on packed weights inside the block."""
         own = {name: self._model.get_submodule(name) for name in self._layers}
         try:
             self._put(self._layers)

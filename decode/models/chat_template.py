@@ -94,7 +94,8 @@ def _named(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, str]]:
 
 
 def _check_variables(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
-    own = {"messages", CLOCK, *inspect.signature(tokenizer.apply_chat_template).parameters, *_special(tokenizer)}
+    special = {*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map}  # there or not, templates read them
+    own = {"messages", CLOCK, *inspect.signature(tokenizer.apply_chat_template).parameters, *special}
     taken = sorted(own & variables.keys())
     require(
         not taken,
@@ -109,11 +110,6 @@ def _check_variables(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str,
         f"data.template sets {', '.join(unknown)}, which the chat template of {tokenizer.name_or_path} never reads, so "
         f"that chats would be as without it; it reads {', '.join(readable) or 'no variable'}",
     )
-
-
-def _special(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Names of special tokens, which templates read too, whether or not there is such a token."""
-    yield from {*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map}
 
 
 @cache

@@ -7,11 +7,10 @@ one's too. FINAL is the state behind the last norm, which the output head reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -54,10 +53,9 @@ class Taps:
             )
         # looked up each time: while a capture is made, another norm is in its place
         module = last_norm_of(self._model) if tap == FINAL else self._places[tap - 1]
-        return module.register_forward_hook(self._keeper(tap))
-
-    def _keeper(self, tap: int) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, given, made: self._keep(tap, made if isinstance(made, Tensor) else made[0])
+        return module.register_forward_hook(
+            lambda module, given, made: self._keep(tap, made if isinstance(made, Tensor) else made[0])
+        )
 
     def _keep(self, tap: int, state: Tensor) -> None:
         self._found[tap] = state

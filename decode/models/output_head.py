@@ -59,15 +59,11 @@ class OutputHead:
 
     def rescaled(self, logits: Tensor) -> Tensor:
         """Logits of a product with the matrix, as the model scales and caps them."""
-        if self._rescales:
+        if self.scale != 1.0 or self.divisor != 1.0:
             logits = logits * (self.scale / self.divisor)
         if self.soft_cap is None:
             return logits
         return torch.tanh(logits / self.soft_cap) * self.soft_cap
-
-    @property
-    def _rescales(self) -> bool:
-        return self.scale != 1.0 or self.divisor != 1.0
 
 
 def head_of(model: PreTrainedModel) -> OutputHead:

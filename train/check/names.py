@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 from train.check.subject import UNCLEAR, Finding, Subject
-from train.export.engines.base import Engine, NameRules
+from train.export.engines.base import Engine
 
 _SHOWN = 6
 _FILL = {
@@ -36,11 +36,9 @@ def names_and_shapes(subject: Subject) -> Iterator[Finding]:
 def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
     wanted, found = subject.manifest(engine), subject.renamed(engine)
     rules, stored = subject.loads(engine).names, subject.folder.stored
-    missing = [
-        name
-        for name, spec in subject.called_for(engine).items()
-        if not spec.optional and _is_missing(rules.renamed(name), wanted.keys() - found.keys(), rules)
-    ]
+    absent = {theirs for theirs in wanted.keys() - found.keys() if not rules.shares(theirs)}
+    called_for = subject.called_for(engine)
+    missing = [name for name, spec in called_for.items() if not spec.optional and rules.renamed(name) in absent]
     unknown = [own for theirs, own in found.items() if theirs not in wanted]
     if missing:
         yield Finding(
@@ -74,10 +72,6 @@ def _against(subject: Subject, engine: Engine) -> Iterator[Finding]:
 def _line(error: Exception) -> str:
     """transformers' own are of several."""
     return " ".join(str(error).split())
-
-
-def _is_missing(theirs: str, absent: Set[str], rules: NameRules) -> bool:
-    return theirs in absent and not rules.shares(theirs)
 
 
 def _list(names: list[str]) -> str:

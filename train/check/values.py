@@ -75,12 +75,8 @@ def rows_of_the_target(subject: Subject) -> Iterator[Finding]:
         if is_output and subject.folder.is_trained_here:
             rows, ids = subject.output_rows, drafted_ids(subject.folder)
             is_cut = ids is not None and subject.folder.stored[own].shape[0] == len(ids)
-            if ids is None or _are_tokens(ids, len(rows)):
+            if ids is None or bool(((ids >= 0) & (ids < len(rows))).all()):
                 yield from _equal(subject, own, rows[ids] if is_cut else rows, "output head")
-
-
-def _are_tokens(ids: Tensor, vocab_size: int) -> bool:
-    return bool(((ids >= 0) & (ids < vocab_size)).all())
 
 
 def _equal(subject: Subject, name: str, rows: Tensor, what: str) -> Iterator[Finding]:

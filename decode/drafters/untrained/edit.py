@@ -35,7 +35,7 @@ class Alignment:
             self._place += 1
             return
         self._written.append(token)
-        if self._is_replaced_again():
+        if self._place < len(self._source) and self._replacement(self._place)[1] == self._written:
             self._place, self._written = self._place + self._replacement(self._place)[0], []
             return
         end = self._agreed()
@@ -62,9 +62,6 @@ class Alignment:
             if tuple(self._source[place : place + len(known)]) == known:
                 return len(known), by
         return 1, [self._source[place]]
-
-    def _is_replaced_again(self) -> bool:
-        return self._place < len(self._source) and self._replacement(self._place)[1] == self._written
 
     def _agreed(self) -> int | None:
         """Behind the last tokens where they stand in the source: the nearest place ahead, or the last one before."""
