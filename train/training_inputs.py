@@ -168,8 +168,8 @@ def _check_rounds(cfg: TrainConfig, blueprint: Blueprint, longest: int) -> None:
     require(
         blueprint.depth is not None or cfg.objective.credit == "none" or cfg.window < longest,
         f"objective.credit={cfg.objective.credit} weighs whole rounds, and no text, of {longest} tokens at most "
-        f"(sequence_length={cfg.sequence_length}), holds one of window={cfg.window}. Use a smaller window, longer "
-        "texts, or objective.credit=none",
+        f"(sequence_length={cfg.sequence_length}), holds one of window={cfg.window}. Use a smaller window or longer "
+        "texts",
     )
 
 
@@ -200,9 +200,9 @@ def _choose_store(cfg: TrainConfig, records: RecordFolder) -> str | None:
             one.check_source(None if not names else bool(dense) if one.needs == "dense" else True)
         require(
             bool(names) or cfg.objective.credit not in NEEDS_ALPHA,
-            f"objective.credit={cfg.objective.credit} weighs a token by the acceptance of those before it, and "
-            f"records={cfg.records} hold text alone (records.store=[]). Give records that keep p, "
-            "target_source=live, or objective.credit=none or decay",
+            f"objective.credit={cfg.objective.credit} asks what was accepted before a token, and "
+            f"records={cfg.records} hold text alone (records.store=[]). Use records with p, target_source=live, "
+            "or objective.credit=none",
         )
     return dense[0] if needs_dense and dense else next(iter(names), None)
 

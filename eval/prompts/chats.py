@@ -78,7 +78,7 @@ def open_report(cfg: EvalConfig) -> AbstractContextManager[RunFolder]:
     known = {what: path for what, path in folders.items() if path.is_file() or (path / "config.json").is_file()}
     bound |= {what: files_fingerprint(path) for what, path in known.items()}
     if cfg.prompts.file is not None:
-        bound["prompts_hash"] = sha256_file(cfg.prompts.file)
+        bound |= {"prompts_hash": sha256_file(cfg.prompts.file)}
     return open_run(cfg.output_dir, "eval", cfg, cfg.resume, bound_to=bound)
 
 

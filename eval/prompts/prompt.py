@@ -36,6 +36,6 @@ def check_room(prompts: Iterable[Prompt], new_tokens: int, max_positions: int) -
         if len(prompt.ids) + new_tokens > max_positions:
             raise InputError(
                 f"prompt {prompt.id!r} has {len(prompt.ids)} tokens, and {new_tokens} more exceed the "
-                f"{max_positions} positions that target and drafts share. Lower decode.max_new_tokens or "
-                "lossless.tokens, or drop the prompt (windows of text are of prompts.tokens)"
+                f"{max_positions} positions that target and drafts share. Lower decode.max_new_tokens, "
+                "lossless.tokens or (of windows) prompts.tokens, or drop the prompt"
             )

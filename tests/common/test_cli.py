@@ -187,7 +187,7 @@ def test_values_from_every_route(stage, arguments: list[str], expected: dict) ->
         (["+optim={lrr: 3}"], ["optim"]),
         (["optim.lr.x=3"], ["optim.lr"]),
         (["optim=adamw"], ["adamw", "sgd"]),
-        (["experiment=none"], ["experiment/none"]),
+        (["experiment=none"], ["experiment = 'none' must be one of 'long'"]),
         (["tracker=wandb"], ["unknown key 'tracker'"]),
         (["+tracker=wandb"], ["unknown key 'tracker'"]),
         (["~output_dir"], ["missing output_dir"]),

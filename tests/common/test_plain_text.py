@@ -177,7 +177,7 @@ def test_tables_of_texts_and_what_may_be_text() -> None:
 
 
 def test_a_group_or_key_of_any_spelling_is_a_message_of_its_own() -> None:
-    with pytest.raises(ConfigError, match="experiment/模型"):
+    with pytest.raises(ConfigError, match="experiment = '模型' must be one of"):
         built("decode", [*MINIMUM["decode"], "experiment=模型"])
     with pytest.raises(ConfigError, match="unknown key 'promt'"):
         built("decode", [*MINIMUM["decode"], "promt=What's that?"])

@@ -223,7 +223,7 @@ def test_a_window_longer_than_every_text_is_refused(target: Path, records: Path,
 
 def test_records_of_text_alone_do_not_say_what_was_accepted(target: Path, text_records: Path) -> None:
     learned = {"name": "cross_entropy", "credit": "dpace"}
-    with pytest.raises(ConfigError, match="credit=dpace weighs .* hold text alone"):
+    with pytest.raises(ConfigError, match="credit=dpace asks .* hold text alone"):
         open_inputs(tiny_config(Path("out"), target, records=str(text_records), objective=learned))
 
 

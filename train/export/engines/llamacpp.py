@@ -3,6 +3,7 @@ commit 0c1e57098): folders are converted to GGUF first."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -28,10 +29,10 @@ def launch(kind: str) -> Callable[[Launch], str]:
     def command(how: Launch) -> str:
         convert = ["python", "convert_hf_to_gguf.py"]
         is_file = Path(how.target).is_file()
-        is_here = is_file or Path(how.target).is_dir()
-        folder = how.target if is_here else "target"
+        is_on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", how.target) and not Path(how.target).exists()
+        folder = "target" if is_on_hub else how.target
         served = how.target if is_file else "target.gguf"
-        fetch = [] if is_here else [["hf", "download", how.target, "--local-dir", folder]]
+        fetch = [] if not is_on_hub else [["hf", "download", how.target, "--local-dir", folder]]
         target = [] if is_file else [*fetch, [*convert, folder, "--outfile", served]]
         own = [] if kind == "draft-simple" else ["--target-model-dir", folder]
         draft = [*convert, str(how.draft), *own, "--outfile", "draft.gguf"]
