@@ -167,9 +167,8 @@ def _check_rounds(cfg: TrainConfig, blueprint: Blueprint, longest: int) -> None:
     """`longest` are the tokens of the longest text that a row holds, of the split whose texts are shorter."""
     require(
         blueprint.depth is not None or cfg.objective.credit == "none" or cfg.window < longest,
-        f"objective.credit={cfg.objective.credit} weighs whole rounds, and no text, of {longest} tokens at most "
-        f"(sequence_length={cfg.sequence_length}), holds one of window={cfg.window}. Use a smaller window or longer "
-        "texts",
+        f"objective.credit={cfg.objective.credit} weighs whole rounds, and no text (of {longest} tokens at most, "
+        f"sequence_length={cfg.sequence_length}) holds one of window={cfg.window}. Use a smaller window",
     )
 
 

@@ -216,7 +216,7 @@ def test_a_validation_that_counts_nothing_ends_the_run() -> None:
 def test_a_window_longer_than_every_text_is_refused(target: Path, records: Path, length: int, longest: int) -> None:
     """Of 8 tokens that were given and 16 that the target wrote, as far as a row holds them."""
     settings: dict[str, Any] = {"records": str(records), "sequence_length": length, "objective": {"credit": "decay"}}
-    with pytest.raises(ConfigError, match=rf"no text, of {longest} tokens .*={length}\), .* window={longest}"):
+    with pytest.raises(ConfigError, match=rf"no text \(of {longest} tokens .*={length}\) .* window={longest}"):
         open_inputs(tiny_config(Path("out"), target, **settings, window=longest))
     assert open_inputs(tiny_config(Path("out"), target, **settings, window=longest - 1))
 
