@@ -37,5 +37,5 @@ def check_room(prompts: Iterable[Prompt], new_tokens: int, max_positions: int) -
             raise InputError(
                 f"prompt {prompt.id!r} has {len(prompt.ids)} tokens, and {new_tokens} more exceed the "
                 f"{max_positions} positions that target and drafts share. Lower decode.max_new_tokens, "
-                "lossless.tokens or prompts.tokens (of windows), or drop it"
+                "lossless.tokens or prompts.tokens, or drop it"
             )
