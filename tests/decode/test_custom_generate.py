@@ -68,6 +68,8 @@ def test_processors_that_count_columns_are_taken_where_no_row_is_padded(model: A
     ("settings", "words"),
     [
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True asks for tensors"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha asks for another way to decode"),
+        ({"dola_layers": "low"}, "dola_layers asks for another way to decode"),
         ({"output_hidden_states": True, "output_logits": True}, "output_logits and output_hidden_states=True"),
         ({"stopping_criteria": [ConfidenceCriteria(0.5)]}, "ConfidenceCriteria looks at scores"),
         ({"stop_strings": ["a"], "tokenizer": object()}, "transformers keeps tokenizer= back"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from decode import generate, load_drafter, speculative
 from decode.acceptance import acceptance_by_position, expected_tau, overlap, predicted_speedup, tau, windows
-from decode.common.errors import ConfigError, InputError
+from decode.common.errors import ConfigError, InputError, RunError
 from decode.drafters.lm import LMDraft
 from decode.sampling.warp import Sampling, log_probs, warp
 from decode.stats import Round
@@ -115,6 +116,23 @@ def test_a_draft_may_know_a_shorter_context_than_its_target(pair, caplog) -> Non
     drafted = [one.drafted for one in out.stats.rounds]
     assert drafted[0] == 2
     assert drafted[-1] == 0
+    ids, mask = torch.arange(24)[None].expand(2, -1), torch.ones(2, 24, dtype=torch.long)
+    mask[1, :20] = 0  # one row is past the table of positions, and one is not
+    for rows in (slice(0, 1), slice(0, 2)):
+        given: dict[str, Any] = {"attention_mask": mask[rows], "max_new_tokens": 8, "eos_token_id": (), "seed": 0}
+        plain = generate(pair[0], None, ids[rows], **given).sequences
+        assert torch.equal(generate(pair[0], draft, ids[rows], **given).sequences, plain)
+
+
+@pytest.mark.parametrize("broken", ["norm", "head"])
+def test_a_target_whose_scores_are_nan_is_named(broken: str) -> None:
+    """Every rule made token 0 of them, and a certificate found no mismatch."""
+    model = tiny_llama()
+    weights = model.model.norm if broken == "norm" else model.lm_head
+    weights.weight.data[3] = float("nan")
+    for verifier, temperature in itertools.product(("coupled", "rejection", "block"), (0.0, 1.0)):
+        with pytest.raises(RunError, match=r"scores are NaN behind token 3 of sequence 0.*dtype=float32"):
+            generate(model, None, torch.tensor([[1, 2, 4]]), temperature=temperature, verifier=verifier)
 
 
 def test_one_token_prompts_and_one_new_token(pair) -> None:

@@ -266,3 +266,7 @@ def test_a_vocabulary_that_cannot_go_on_is_told(tmp_path: Path, tokenizer: PreTr
         generate(model, None, ids, grammar=written(tmp_path, ".regex", "yes"), tokenizer=tokenizer)
     with pytest.raises(ConfigError, match="allows no token after the 3 tokens of sequence 0"):
         generate(model, None, ids, grammar=written(tmp_path, ".regex", "ny"), tokenizer=tokenizer, max_new_tokens=8)
+    whole = tiny_llama(VOCAB, eos_token_id=tokenizer.eos_token_id)
+    banned: dict[str, Any] = {"tokenizer": tokenizer, "banned_words": ["y"], "max_new_tokens": 8}
+    with pytest.raises(ConfigError, match="allows no token after"):
+        generate(whole, None, ids, grammar=written(tmp_path, ".regex", "ny"), **banned)

@@ -179,6 +179,7 @@ def test_nothing_competes_unless_asked() -> None:
     ("headline", "message"),
     [
         ({"drafts": ["e"]}, r"headline.drafts names \['e'\]"),
+        ({"drafts": ["d"], "settings": {"k=1": {"num_draft_tokens": 1}}}, r"headline.settings names \['k=1'\], as"),
         ({"settings": {"block": {}}}, "for no draft"),
         ({"drafts": ["d"], "settings": {"block": {"verify": "block"}}}, "unknown keys"),
         ({"drafts": ["d"], "settings": {"lossy": {"verifier": "typical", "lossy": True}}}, "lossy"),

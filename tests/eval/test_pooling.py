@@ -48,6 +48,12 @@ def test_runs_that_agree_are_no_more_prompts_than_one_run() -> None:
     assert np.quantile(counts, 0.025) > 0.25  # what three times as many documents would say
 
 
+def test_rows_of_other_settings_are_not_pooled_as_one() -> None:
+    rows = [row(setting=None, tau=2.0), row(setting="adaptive", tau=6.0)]
+    runs = [{**report(rows), "environment": machine(started=str(day))} for day in range(3)]
+    assert [one["setting"] for one in pool(runs)["rows"]] == [None, "adaptive"]
+
+
 def test_counts_are_added_and_the_rest_are_medians_over_runs() -> None:
     found = pooled_row()
     assert (found["mismatches"], found["near_ties"], found["tokens_checked"]) == (0, 4, 300)

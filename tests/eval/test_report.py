@@ -305,6 +305,20 @@ def test_a_finished_report_is_not_redone(folder, monkeypatch):
     assert (folder / "report/results.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("what", ["target_weights", "weights of drafts.distilled", "prompts_hash"])
+def test_a_report_goes_on_with_the_same_models_and_prompts_alone(folder, what):
+    file = folder / "report/run.json"
+    before = file.read_text()
+    note = json.loads(before)
+    assert what in note["bound_to"]
+    try:
+        file.write_text(json.dumps(note | {"bound_to": note["bound_to"] | {what: "another"}}))
+        with pytest.raises(ConfigError, match=f"begun with {what} another"):
+            stage.run(build(EvalConfig, {**values(folder), "resume": "auto"}))
+    finally:
+        file.write_text(before)
+
+
 def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n{START}\nold\n{END}\ntail\n")
@@ -318,6 +332,12 @@ def test_publish_copies_renders_and_fills_the_readme(folder, tmp_path):
     assert "(docs/results/toy.md)" in text
     assert json.loads(destination.with_suffix(".json").read_text())["schema"] == 2
     assert "what each figure means; Component times" in destination.with_suffix(".md").read_text()
+    for name in ("qwen2.5", "qwen2.6"):
+        publish([folder / "report/results.json"], destination.with_name(name), readme)
+    kept = {"toy", "qwen2.5", "qwen2.6"}
+    assert {path.name for path in destination.parent.iterdir()} == {
+        f"{one}{end}" for one in kept for end in (".md", ".json")
+    }
 
 
 @pytest.mark.slow

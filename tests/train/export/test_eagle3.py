@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,9 @@ def test_launch_commands_name_the_method_and_the_states() -> None:
     gguf = loads("llamacpp").launch(how).splitlines()
     assert "--target-model-dir TARGET" in gguf[1]
     assert "--spec-type draft-eagle3" in gguf[2]
+    fetched, *gguf = loads("llamacpp").launch(replace(how, target="org/model")).splitlines()
+    assert fetched == "hf download org/model --local-dir target", "the converter takes folders alone"
+    assert "--target-model-dir target" in gguf[1]
     text = loads("trtllm").launch(how).split("<<'END'\n")[1].split("END")[0]
     told = yaml.safe_load(text)["speculative_config"]
     assert (told["decoding_type"], told["eagle3_layers_to_capture"]) == ("Eagle3", [1, 15, 28]), "layers' outputs"
