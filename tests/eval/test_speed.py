@@ -84,6 +84,15 @@ def timed_run(monkeypatch: pytest.MonkeyPatch) -> tuple[Arms, dict[str, Any]]:
     return arms, time_cell(run, CELL, {ASSISTED: "k=5,c=0"}, SETS, {"d": "lm"})
 
 
+def test_every_cell_has_a_file_of_its_own() -> None:
+    """Whatever its label is, and however near its temperature lies to another's."""
+    labels = ("code", "code/chat", "code_chat", "../x", "y" * 300, "y" * 301)
+    names = [Cell(1, temperature, label).name for temperature in (0.5, 0.5000001, 1.0) for label in labels]
+    assert len(set(names)) == len(names)
+    assert all(len(name) < 120 and "/" not in name for name in names)
+    assert Cell(1, 1.0, "code").name == "batch1-T1-code"
+
+
 def test_settings_are_chosen_on_other_prompts_and_the_fastest_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = timed_config(temperatures=[1.0], timing={"choose_k": [2, 3]})
     arms, run = run_of(monkeypatch, cfg)
