@@ -36,8 +36,9 @@ class StopStrings:
     def ends(self, tokens: list[int], prompt_length: int) -> bool:
         """Whether the newest token completed a stop string within what was generated."""
         longest = max(len(string.encode()) for string in self.strings)
-        tail = tokens[max(prompt_length, len(tokens) - longest - 1) :]  # a token is at least one byte
-        text = self.tokenizer.decode(tail)
+        start = max(prompt_length, len(tokens) - longest - 1)  # a token is at least one byte
+        before = tokens[max(0, start - 1) : start]  # of the first token that they decode some tokenizers drop the blank
+        text = self.tokenizer.decode(before + tokens[start:])[len(self.tokenizer.decode(before)) :]
         return any(string in text for string in self.strings)
 
 

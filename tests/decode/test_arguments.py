@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,10 @@ def test_a_stop_string_may_stand_alone() -> None:
     assert alone.stats.finish_reasons == ["stop"]
     assert torch.equal(alone.sequences, listed.sequences)
     assert StopStrings.of((), None) is None
+    words = [" hi", " User", ":"]
+    stripping: Any = SimpleNamespace(decode=lambda tokens: "".join(words[one] for one in tokens).removeprefix(" "))
+    assert StopStrings(stripping, (" User:",)).ends([0, 0, 1, 2], 2), "as Llama 2's tokenizer decodes"
+    assert not StopStrings(stripping, ("hi User:",)).ends([0, 0, 1, 2], 2), "which began in the prompt"
 
 
 OWN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}

@@ -119,8 +119,14 @@ def _of_head(subject: Subject, model: PreTrainedModel, texts: Tensor, shift: int
 
 def _of_model(subject: Subject, texts: Tensor) -> Rounds:
     """A draft model's, by transformers."""
-    draft = AutoModelForCausalLM.from_pretrained(subject.folder.path, dtype=torch.float32).eval()
-    likeliest = draft(texts.cpu()).logits.argmax(-1)
+    try:
+        draft = AutoModelForCausalLM.from_pretrained(subject.folder.path, dtype=torch.float32).eval()
+        likeliest = draft(texts.cpu()).logits.argmax(-1)
+    except (AttributeError, TypeError) as error:  # what its JSON files say is of another kind than it should be
+        raise InputError(
+            f"{subject.folder.path} cannot be run as a draft model ({error}), so what it accepts is not known. Copy it "
+            "again from where it was trained, or give tokens=0 to leave this out"
+        ) from error
     places = torch.arange(PROMPT, texts.shape[1] - MOST_STEPS)
     return _rounds(torch.stack([likeliest[:, places + step] for step in range(MOST_STEPS)], 1), texts.cpu(), places)
 

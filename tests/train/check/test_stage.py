@@ -263,6 +263,13 @@ def test_a_draft_that_is_never_accepted_is_a_fault(folders: Folders, draft: str)
         run(settings(folders, folders.exported("llama", draft), tokens=24, prompts=2))
 
 
+def test_a_draft_model_whose_json_says_nonsense_is_told(folders: Folders, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folders.target("llama"), tmp_path / "copy"))
+    (copy / "generation_config.json").write_text("[]")
+    with pytest.raises(InputError, match="cannot be run as a draft model .* tokens=0 to leave this out"):
+        run(settings(folders, copy))
+
+
 def test_states_of_the_other_convention_are_told(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {-1: Rounds(100, (20, 1)), 0: Rounds(100, (40, 10)), 1: Rounds(100, (60, 30))}
     monkeypatch.setattr(agreement, "_of_head", lambda subject, model, texts, shift: counts[shift])
