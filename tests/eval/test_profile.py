@@ -77,8 +77,6 @@ def test_both_arms_spend_their_rounds_in_phases(arms):
         assert all(ms >= 0 for ms in spent.values())
     plain, drafted = arms.values()
     assert (plain.tokens_per_round, drafted.tokens_per_round) == (2.0, 8.0)  # two rows; the draft is the target
-    # Five passes against one: with other work on the machine they were seen to take 1.99 times as long.
-    assert sum(drafted.ms_per_round.values()) > sum(plain.ms_per_round.values())
 
 
 def test_both_arms_have_an_energy_by_the_stated_watts(folder):
