@@ -51,7 +51,7 @@ class TrainingPlan:
     rates: str
     """Optimizer and peak learning rates."""
     engines: list[str]
-    """Lines on the engines that will load a head, and why others will not; of a draft LM all do."""
+    """Lines on the engines that will load a head, and why others will not."""
     disk_bytes: int
     """All that is kept at once: checkpoints, the best weights twice while they change, the export."""
 
@@ -78,7 +78,7 @@ class TrainingPlan:
             bad_rows=inputs.bad_rows,
             checkpoint_bytes=checkpoint,
             rates=rates(cfg),
-            engines=inputs.blueprint.engines(inputs.target),
+            engines=inputs.blueprint.engines,
             disk_bytes=checkpoint * (cfg.keep_checkpoints + 1) + 3 * weights * BYTES_PER_WEIGHT,
         )
 

@@ -52,7 +52,7 @@ class Batch:
 
     def pinned(self) -> Batch:
         """The same in memory that a GPU copies from while the CPU goes on: 400 MB of three layers' states of 16,000
-        tokens would keep it waiting for 60 ms."""
+        tokens would keep it waiting, some 60 ms by arithmetic."""
         return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Batch:

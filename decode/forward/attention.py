@@ -65,7 +65,7 @@ def _as_attention_wants(visible: Tensor, config: PretrainedConfig, dtype: torch.
     if config._attn_implementation != "eager" and device != "cpu" and not is_training:
         return mask  # on a CPU every layer would make numbers of it: 12 of the 35 us of one row's attention
     if is_training and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        # else every layer keeps its own for its backward pass: 15 GB in a PARD draft of 30 layers
+        # else every layer keeps its own for its backward pass: by arithmetic 15 GB in a PARD draft of 30
         dtype = torch.get_autocast_dtype(device)
     # not in place: what was written into is computed by every layer of a capture again
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)

@@ -28,8 +28,7 @@ class FeatureConfig:
         repeated = len(set(self.layers)) < len(self.layers)
         require(
             not repeated,
-            f"records.features.layers={self.layers} names a layer twice. Use "
-            f"{list(dict.fromkeys(self.layers))}; an EAGLE-3 head wants three, of a small target any three",
+            f"records.features.layers={self.layers} names a layer twice. Use {list(dict.fromkeys(self.layers))}",
         )
         require(
             bool(self.layers) or self.code == "bf16",

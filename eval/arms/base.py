@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from decode.autotune.timing import synchronize as synchronize
 from decode.stats import Round
 from eval.comparison_config import PLAIN
 

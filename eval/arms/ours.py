@@ -12,11 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from decode import generate, warm_up
+from decode.autotune.timing import synchronize
 from decode.drafters.base import Drafter
 from decode.drafters.lm import LMDraft
 from decode.forward.runner import least_room
 from decode.sampling.config import SamplingConfig
-from eval.arms.base import ASSISTED, AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, Arm, Sample, synchronize
+from eval.arms.base import ASSISTED, AUTOREGRESSIVE, EARLY_EXIT, LOOKUP, TRANSFORMERS, Arm, Sample
 from eval.arms.transformers_arms import Setting, TransformersArm, assisted_settings
 from eval.config import EvalConfig
 from eval.inputs import sampling_at, settings_at, verifier_at

@@ -25,11 +25,12 @@ from decode.models.describe import ModelDescription
 from eval.config import EvalConfig
 from eval.inputs import check_models, load, shared_context
 from eval.measure.certificate_parts import Counts, Part, State, compare, is_done, measure_padding
-from eval.prompts.chats import chat_tokenizer, open_report
+from eval.prompts.chats import chat_tokenizer
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
 from eval.render.formatting import Column, Table, column, columns, count, number, thousands
 from eval.render.page import render_markdown
+from eval.report_folder import open_report
 from eval.results.document import command
 from eval.results.statistics import share
 

@@ -23,13 +23,14 @@ from eval.measure.alpha import Alphas
 from eval.measure.cells import Cell, CellRun, Point, Results, choose
 from eval.measure.quality import Quality, measure_curve, measure_quality, rounding, with_answers
 from eval.measure.timed_run import sharing_captures, warm_up
-from eval.prompts.chats import chat_tokenizer, planned_report
+from eval.prompts.chats import chat_tokenizer
 from eval.prompts.held_out import PromptSets, check_lengths, load_prompts
 from eval.render.files import track_report, write_files
 from eval.render.formatting import guess
 from eval.render.plots import training_curves
 from eval.render.remarks import remarks
 from eval.render.report_page import page_of
+from eval.report_folder import planned_report
 from eval.results.compared import Choice
 from eval.results.document import LENGTH, MeasuredReport, draft_lengths, make_results, scopes
 from eval.results.figures import Drafted

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decode.common.errors import InputError
 from decode.common.progress import get_logger
-from decode.common.run_folder import RunFolder, open_run, sha256_file
-from decode.config import model_folder
 from decode.drafters.provenance import TextOrigin, read_provenance
 from decode.models.chat_template import settled
 from decode.models.compatibility import load_tokenizer
 from decode.models.describe import ModelDescription
-from decode.models.fingerprint import files_fingerprint
 from distill.corpora.config import TEXT_ALONE, DataConfig
-from distill.prompts.run_chats import bound_to
 from eval.config import EvalConfig
 
 if TYPE_CHECKING:
@@ -65,33 +57,3 @@ def has_chats(cfg: EvalConfig) -> bool:
 def chat_tokenizer(cfg: EvalConfig) -> PreTrainedTokenizerBase:
     """The target's, which writes chats as `cfg.data` says; raises as `settled`."""
     return settled(load_tokenizer(cfg.target), cfg.data, cfg.data.system)
-
-
-def open_report(cfg: EvalConfig) -> AbstractContextManager[RunFolder]:
-    """The folder of a run whose prompts are tokens of the target, bound to the files that decide its figures; raises as
-    `open_run`."""
-    bound = {} if cfg.target.path is None else bound_to(load_tokenizer(cfg.target))
-    models = {"target_weights": cfg.target.path} | {
-        f"weights of drafts.{name}": cfg.drafts[name] for name in cfg.drafts
-    }
-    folders = {what: Path(model_folder(path)) for what, path in models.items() if path is not None}
-    known = {what: path for what, path in folders.items() if path.is_file() or (path / "config.json").is_file()}
-    bound |= {what: files_fingerprint(path) for what, path in known.items()}
-    if cfg.prompts.file is not None:
-        bound |= {"prompts_hash": sha256_file(cfg.prompts.file)}
-    return open_run(cfg.output_dir, "eval", cfg, cfg.resume, bound_to=bound)
-
-
-@contextmanager
-def planned_report(cfg: EvalConfig, plan: Sequence[str]) -> Iterator[RunFolder | None]:
-    """The same once the lines of its plan are told; None where nothing is to be done: the plan alone is asked for, or
-    the run is finished."""
-    if cfg.plan:
-        sys.stdout.write("\n".join(plan) + "\n")
-        yield None
-        return
-    with open_report(cfg) as folder:
-        if not folder.is_finished:
-            for line in plan:
-                log.info(line)
-        yield None if folder.is_finished else folder

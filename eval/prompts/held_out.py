@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from decode.common.errors import ConfigError
 from distill.prompts.held_out_count import LEAST_PROMPTS, opening_of
 from distill.prompts.tokenizer import start_ids
-from eval.prompts.learned_questions import warn_of_learned
+from eval.prompts.learned_questions import asked_questions
 from eval.prompts.prompt import Prompt, check_room
-from eval.prompts.questions import by_turns_of_category, first_turn, limited_questions, question_of, questions_of
+from eval.prompts.questions import by_turns_of_category, first_turn, limited_questions, question_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -68,7 +68,7 @@ def as_many_as(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int)
 
 
 def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSets:
-    questions = questions_of(cfg.prompts)
+    questions = asked_questions(cfg)
     asked = cfg.lossless.prompts + cfg.timing.screening_prompts
     least = min(asked, LEAST_PROMPTS, cfg.prompts.limit or asked)
     if len(questions) < least:
@@ -76,7 +76,6 @@ def _from_file(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet
             f"{cfg.prompts.file} gives {len(questions)} questions, and a report wants {least} at least: over fewer "
             f"prompts an interval says nothing. Add questions{_as_few(len(questions) - 1, screening=True)}"
         )
-    warn_of_learned(cfg.prompts.file or "", questions, cfg.data)
     num_screening = cfg.timing.screening_prompts
     if len(questions) < asked:  # some to choose by, most to report
         num_screening = min(num_screening, max(1, len(questions) // 4))
@@ -116,7 +115,7 @@ def enough(
 
 def file_prompts(cfg: EvalConfig, tokenizer: PreTrainedTokenizerBase, wanted: int, reason: str) -> list[Prompt]:
     """The first turns of `wanted` questions of prompts.file; ConfigError where it gives fewer, as `split_prompts`."""
-    questions = questions_of(cfg.prompts)
+    questions = asked_questions(cfg)
     if len(questions) < wanted:
         raise ConfigError(
             f"{cfg.prompts.file} gives {len(questions)} questions (prompts.limit={cfg.prompts.limit}), and {wanted} "

@@ -14,8 +14,9 @@ from distill.prompts.tokenizer import start_ids
 from eval.comparison_config import OWN
 from eval.config import EvalConfig
 from eval.prompts.held_out import in_turn
+from eval.prompts.learned_questions import asked_questions
 from eval.prompts.prompt import Prompt
-from eval.prompts.questions import first_turn, questions_of
+from eval.prompts.questions import first_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +44,7 @@ def file_prompts(
 ) -> dict[str, TextPrompts]:
     """Kind -> the first turns of prompts.file, of which the first ones choose settings; all are of kind `own` where
     prompts.kinds names none. ConfigError where a kind has too few, naming the settings that ask for so many."""
-    questions = [first_turn(question, tokenizer, max_turns=1) for question in questions_of(cfg.prompts)]
+    questions = [first_turn(question, tokenizer, max_turns=1) for question in asked_questions(cfg)]
     found = {}
     for kind in cfg.prompts.file_kinds:
         prompts = [one for one in questions if kind == OWN or one.category == kind]

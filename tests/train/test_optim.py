@@ -18,7 +18,7 @@ from train.config import TrainConfig
 from train.drafts.blueprint import Blueprint
 from train.drafts.lm_blueprint import TrainableLM
 from train.loss import DraftLoss
-from train.optimizers import Schedule, build_optimizers
+from train.optimizers import Schedule, WideMuon, build_optimizers
 from train.settled import settled
 
 
@@ -71,6 +71,16 @@ class Odd(nn.Module):
 
 def config(**changes: Any) -> TrainConfig:
     return tiny_config(Path("out"), Path("target"), **{"records": "r"} | changes)
+
+
+@pytest.mark.parametrize(("device", "kind"), [(None, WideMuon), (torch.device("cuda"), Muon)])
+def test_muon_goes_by_the_device_that_weights_will_lie_on(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device | None, kind: type
+) -> None:
+    """They are on the CPU, which may emulate bfloat16, when optimizers are made."""
+    monkeypatch.setattr("train.optimizers.is_emulated", lambda dtype, device: device.type == "cpu")
+    given = config(optimizer="muon", lr=0.1, muon_lr=0.4)
+    assert type(build_optimizers(Odd(), [], given, device)[0]) is kind
 
 
 @pytest.mark.parametrize(("optimizer", "kept_of_matrix"), [("adamw", 1 - 0.1 * 0.5), ("muon", 1 - 0.4 * 0.5)])

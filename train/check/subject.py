@@ -19,8 +19,8 @@ from decode.models.small import load_ends
 from train.check.folder import ServedFolder
 from train.export.engines.base import Engine, Loads
 
-UNCLEAR = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, RuntimeError)
-UNCLEAR += (StrictDataclassError,)
+_OF_PYTHON = (LookupError, TypeError, ValueError, ArithmeticError, StopIteration, AttributeError, RuntimeError)
+UNCLEAR = (*_OF_PYTHON, StrictDataclassError)
 """Raised where config.json does not say enough for a manifest."""
 WRITE = "Write it as the draft was trained"
 """A remedy."""

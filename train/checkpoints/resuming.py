@@ -83,7 +83,7 @@ def adopt(checkpoint: Path, run: Path) -> Path:
     return target
 
 
-JUDGE = (
+JUDGED_BY = (
     "records",
     "data",
     "target",
@@ -99,5 +99,5 @@ JUDGE = (
 
 def _judge_alike(one: Path, other: Path) -> bool:
     first, second = (RUN.read(run / "run.json") for run in (one, other))
-    same = all(first.config.get(name) == second.config.get(name) for name in JUDGE)
+    same = all(first.config.get(name) == second.config.get(name) for name in JUDGED_BY)
     return same and first.bound_to == second.bound_to

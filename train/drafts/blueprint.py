@@ -55,8 +55,9 @@ class TrainableDraft(ABC):
 class Blueprint(ABC):
     """A draft as it will be built; known before any weight is loaded."""
 
-    def engines(self, target: ModelDescription | None) -> list[str]:
-        """Lines on the engines that will load it; none of a draft LM, which all do."""
+    @property
+    def engines(self) -> list[str]:
+        """Lines on the engines that will load it, as far as its shape tells; of heads alone."""
         return []
 
     @property

@@ -89,8 +89,8 @@ class HeadBlueprint(Blueprint):
     lora: AdapterConfig = field(default_factory=AdapterConfig)
     """Adapters that a saved head is trained through."""
 
-    def engines(self, target: ModelDescription | None) -> list[str]:
-        """By its shape: what only an export knows of is not told."""
+    @property
+    def engines(self) -> list[str]:
         family = next(name for name, (shape, _) in HEADS.items() if shape is type(self.config))
         return foreseen(family, self.config, self.target)
 

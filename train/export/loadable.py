@@ -40,11 +40,20 @@ def foreseen(family: str, config: HeadConfig, target: ModelDescription) -> list[
     return [f"engines that load it: {served or 'none'}", *(f"not {who}: {why}" for why, who in named.items())]
 
 
-def _foreseen_by(engine: Engine, source: Source) -> str:
+def _foreseen_by(engine: Engine, source: Source) -> str | None:
     try:
-        return loads(engine, source, "transformers")[1]
+        return refusal(engine, source)
     except InputError:  # a layer of its target is asked for its weights, and there are none yet
-        return ""
+        return None
+
+
+def refusal(engine: Engine, source: Source) -> str | None:
+    """Why the engine does not load this draft; None where it does, be it with transformers' class of the target, which
+    an export is told by model_impl."""
+    found, why = loads(engine, source, "auto")
+    if found is None:
+        found, _ = loads(engine, source, "transformers")
+    return None if found is not None else why
 
 
 def loads(engine: Engine, source: Source, model_impl: str) -> tuple[Loads | None, str]:

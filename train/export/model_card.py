@@ -155,7 +155,8 @@ def _launch(cfg: TrainConfig, k: int, alone: bool) -> list[str]:
     ]
     if cfg.draft.is_head:
         export = "python -m train.export draft.path=THIS_FOLDER format=all output_dir=FOLDER"
-        return ["## Use", "", fenced("python", ours), "", "In engines, after", "", fenced("bash", [export])]
+        engines = ["Engines load other forms of it, which this writes:", "", fenced("bash", [export])]
+        return ["## Use", "", fenced("python", ours), "", *engines]
     if alone:
         return ["## Use", "", fenced("python", ours)]
     theirs = [

@@ -30,10 +30,10 @@ from eval.modes.compare.drafters import Drafters, LoadedDrafters
 from eval.modes.compare.page import page_of
 from eval.modes.compare.results import make_results
 from eval.modes.compare.texts import load_texts
-from eval.prompts.chats import planned_report
 from eval.prompts.kinds import TextPrompts
 from eval.render.files import write_files
 from eval.render.formatting import duration, guess
+from eval.report_folder import planned_report
 from eval.results.compared import Choice
 from eval.results.comparisons import about, check_same_comparison
 from eval.results.schema import read_results

@@ -18,10 +18,11 @@ from eval.measure.continuations import Text, jobs_for
 from eval.measure.quality import alone
 from eval.modes.exits.measuring import Entry, Exit, ExitFace, entries, exits_of, make_results
 from eval.modes.exits.page import page_of
-from eval.prompts.chats import chat_tokenizer, planned_report
+from eval.prompts.chats import chat_tokenizer
 from eval.prompts.held_out import as_many_as, split_prompts
 from eval.prompts.prompt import Prompt, check_room
 from eval.render.files import write_files
+from eval.report_folder import planned_report
 
 log = get_logger("eval")
 FAMILY = "exit_adapter"

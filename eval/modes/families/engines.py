@@ -15,7 +15,7 @@ from eval.modes.families.arms import ArmFacts
 from train.export.config import ExportConfig, SavedDraftConfig
 from train.export.engines import ENGINES
 from train.export.engines.base import Engine
-from train.export.loadable import loads
+from train.export.loadable import refusal
 from train.export.source import open_source
 
 Refusals = Mapping[str, str | None]
@@ -31,7 +31,7 @@ def refusals(draft: str, target: ModelDescription) -> dict[str, str | None]:
         source = _source(draft, target)
     except InputError as error:  # it is measured all the same
         return dict.fromkeys(ENGINES, str(error))
-    return {name: _refusal(engine, source) for name, engine in ENGINES.items()}
+    return {name: refusal(engine, source) for name, engine in ENGINES.items()}
 
 
 def refused_forms(facts: Mapping[str, ArmFacts], engine: str) -> dict[str, str]:
@@ -47,14 +47,6 @@ def refused_forms(facts: Mapping[str, ArmFacts], engine: str) -> dict[str, str]:
 def title(engine: str) -> str:
     """As its makers call it, with the version whose source was read."""
     return ENGINES[engine].title
-
-
-def _refusal(engine: Engine, source: Source) -> str | None:
-    """vLLM takes some drafts with transformers' class of the target alone, which an export says."""
-    found, why = loads(engine, source, "auto")
-    if found is None:
-        found, _ = loads(engine, source, "transformers")
-    return None if found is not None else why
 
 
 def _refusal_as_published(engine: Engine, form: str, target: ModelDescription) -> str | None:

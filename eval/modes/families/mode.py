@@ -43,11 +43,12 @@ from eval.modes.families.trainings import (
     train_all,
     trainings,
 )
-from eval.prompts.chats import chat_tokenizer, planned_report
+from eval.prompts.chats import chat_tokenizer
 from eval.prompts.held_out import file_prompts, split_prompts
 from eval.prompts.prompt import DEEPEST_DRAFT, Prompt, check_room
 from eval.render.files import write_files
 from eval.render.formatting import count, guess
+from eval.report_folder import planned_report
 from eval.results.compared import Families
 
 log = get_logger("eval")

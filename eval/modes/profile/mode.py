@@ -22,9 +22,10 @@ from eval.measure.timed_run import order
 from eval.modes.profile.calls import Contestant, Group
 from eval.modes.profile.figures import Profile, Turn, entry, joules_of
 from eval.modes.profile.page import page_of
-from eval.prompts.chats import chat_tokenizer, open_report
+from eval.prompts.chats import chat_tokenizer
 from eval.prompts.held_out import as_many_as, check_lengths
 from eval.prompts.prompt import Prompt
+from eval.report_folder import open_report
 from eval.results.document import command
 from eval.results.energy import energy_entry
 

@@ -20,11 +20,12 @@ from eval.modes.served.folders import check_drafts, prepare
 from eval.modes.served.here import measure_here
 from eval.modes.served.kept import Asked
 from eval.modes.served.page import page_of
-from eval.prompts.chats import chat_tokenizer, planned_report
+from eval.prompts.chats import chat_tokenizer
 from eval.prompts.held_out import as_many_as
 from eval.prompts.prompt import Prompt, check_room
 from eval.render.files import write_files
 from eval.render.formatting import count, duration
+from eval.report_folder import planned_report
 
 log = get_logger("eval")
 _LEAST_PROMPTS = 2
